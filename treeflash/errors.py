@@ -1,0 +1,74 @@
+"""What can go wrong, one class per cause.
+
+Every error is a `TreeflashError` and also the builtin kind a caller would expect, so that both
+`except TreeflashError` and `except ValueError` do what they say.
+"""
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class TreeflashError(Exception):
+    """Anything treeflash raises about what it was given."""
+
+
+class InputError(TreeflashError, ValueError):
+    """A prompt or a generation setting that cannot be decoded."""
+
+
+class CompositionError(TreeflashError, TypeError):
+    """Parts that do not fit together."""
+
+
+class UnknownNameError(TreeflashError, LookupError):
+    """A name nothing is registered under."""
+
+
+class UnsupportedTargetError(TreeflashError, TypeError):
+    """A model that cannot be verified in trees; the message names the reason."""
+
+
+class CheckpointError(TreeflashError, ValueError):
+    """A drafter checkpoint that does not fit; the message lists everything that does not."""
+
+
+class RecipeError(TreeflashError, ValueError):
+    """A recipe that cannot be built; the message lists every fault found in it."""
+
+
+class PluginError(TreeflashError, RuntimeError):
+    """A plugin that failed, or two that claim the same name."""
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """Says which valid name was probably meant.
+
+    Args:
+        name: What was found.
+        choices: The valid names.
+
+    Returns:
+        A clause to append to a message: the nearest choice when one is near, and all of them when
+        they are few; empty when there is nothing to choose from.
+    """
+    names = sorted(choices)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    clause = f"; did you mean {close[0]!r}?" if close else ""
+    if names and len(names) <= 12:
+        clause += f" (known: {', '.join(names)})"
+    return clause
+
+
+def bullet_list(headline: str, faults: Sequence[str]) -> str:
+    """Formats several faults as one message, a line each.
+
+    Args:
+        headline: What they are faults of.
+        faults: One sentence per fault.
+
+    Returns:
+        The headline alone with a single fault behind it, or a headline followed by a list.
+    """
+    if len(faults) == 1:
+        return f"{headline}: {faults[0]}"
+    return "\n  - ".join([f"{headline}: {len(faults)} faults", *faults])

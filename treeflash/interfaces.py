@@ -1,0 +1,385 @@
+"""The five parts of a tree decoder, and the target they work for.
+
+A part is an attrs class whose fields are its options. One that needs more than its options (weights,
+say) gives an options class of its own and `from_options`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self
+
+import attrs
+import torch
+from torch import Tensor
+
+from treeflash.proposal import FrontierProposal, Proposal, TableProposal
+from treeflash.sampling import Draws
+from treeflash.statistics import StepRecord
+from treeflash.tree import TokenTree
+from treeflash.types import (
+    Acceptance,
+    BlockDraft,
+    DecodeState,
+    Lattice,
+    Limits,
+    OnDemand,
+    TargetOutput,
+    Transitions,
+)
+
+
+class Target(Protocol):
+    """The model whose text is wanted, as the parts see it.
+
+    Attributes:
+        device: Where inputs go and outputs come from.
+        dtype: Of hidden states and logits.
+        vocab_size: Token ids it can embed.
+        hidden_size: D.
+        num_layers: Decoder layers.
+        max_positions: Positions it was made for, or None when it names no limit.
+        stop_ids: Tokens that end its texts.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_positions: int | None
+    stop_ids: tuple[int, ...]
+
+    def start(self, batch_size: int, capacity: int, tap_layers: Sequence[int]) -> Any:
+        """Makes the state of new sequences.
+
+        Args:
+            batch_size: B.
+            capacity: Cache rows a sequence may need, trees included.
+            tap_layers: Layers whose outputs `prefill` and `verify` return.
+        """
+        ...
+
+    def prefill(self, state: Any, token_ids: Tensor) -> TargetOutput:
+        """Reads a prompt int64 `[B, n]` into the cache; logits `[B, 1, V]` of its end, taps of all."""
+        ...
+
+    def verify(self, state: Any, tree: TokenTree) -> TargetOutput:
+        """Reads a tree behind the cached positions; logits and taps of every node."""
+        ...
+
+    def commit(self, state: Any, paths: Sequence[Sequence[int]]) -> None:
+        """Keeps the accepted nodes of the tree read last, in place, and drops the rest."""
+        ...
+
+    def rewind(self, state: Any, length: int) -> None:
+        """Forgets every cached position from `length` on."""
+        ...
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """int64 `[...]` to embeddings `[..., D]`."""
+        ...
+
+    def project(self, normed: Tensor) -> Tensor:
+        """Normed hidden states `[..., D]` to logits `[..., V]`, by the output head alone."""
+        ...
+
+    def fingerprint(self) -> "TargetFacts":
+        """What a drafter checkpoint must agree with."""
+        ...
+
+
+@attrs.frozen
+class TargetFacts:
+    """Sizes of a target that a drafter was made for.
+
+    Attributes:
+        hidden_size: D.
+        num_layers: Decoder layers.
+        vocab_size: Rows of the embedding.
+        rope_theta: Base of the rotary positions, None when the model has none.
+    """
+
+    hidden_size: int
+    num_layers: int
+    vocab_size: int
+    rope_theta: float | None
+
+
+@attrs.frozen
+class BuildContext:
+    """What a component may need while it is built from a recipe.
+
+    Attributes:
+        target: The target it will work for.
+        locate: Turns a name, package path or relative path of the recipe into a folder on disk.
+        drafter_checkpoint: The drafter's checkpoint, as the recipe names it; None without one.
+    """
+
+    target: Target
+    locate: Callable[[str], Path]
+    drafter_checkpoint: str | None = None
+
+
+class Component:
+    """What all five kinds share.
+
+    Attributes:
+        Options: The frozen attrs class of the keys a recipe may give; None when that is the component
+            class itself.
+    """
+
+    Options: ClassVar[type | None] = None
+
+    @classmethod
+    def options_class(cls) -> type:
+        """The attrs class that a recipe's table is structured into."""
+        return cls if cls.Options is None else cls.Options
+
+    @classmethod
+    def from_options(cls, options: Any, context: BuildContext) -> Self:
+        """Builds the component.
+
+        Args:
+            options: An instance of `options_class()`.
+            context: What else there is.
+
+        Returns:
+            The component; `options` itself when they are the same class.
+        """
+        if not isinstance(options, cls):
+            raise TypeError(f"{cls.__name__} has Options but no from_options to build from them")
+        return options
+
+
+class Drafter(Component, ABC):
+    """Guesses how a text goes on.
+
+    Attributes:
+        tap_layers: Target layers whose outputs `extend` wants, 0-based; the last layer's is taken
+            behind the target's final norm.
+        max_depth: Levels it can draft.
+        drafts_blocks: Whether `propose` gives a `BlockDraft` for a builder and a refiner; otherwise it
+            gives a `Proposal`, and neither may stand behind it.
+    """
+
+    tap_layers: tuple[int, ...] = ()
+    max_depth: int = 0
+    drafts_blocks: ClassVar[bool] = True
+
+    def bind(self, target: Target) -> None:
+        """Meets the target it will draft for; called once, before anything else.
+
+        Args:
+            target: The target.
+
+        Raises:
+            CheckpointError: When it was made for another target.
+        """
+
+    @abstractmethod
+    def start(self, batch_size: int, capacity: int) -> Any:
+        """Makes the state of new sequences.
+
+        Args:
+            batch_size: B.
+            capacity: Positions a sequence can grow to, drafts included.
+
+        Returns:
+            Whatever the drafter needs to remember of a sequence.
+        """
+
+    @abstractmethod
+    def extend(self, state: Any, token_ids: Tensor, taps: Tensor | None) -> None:
+        """Learns what was decoded since the last call.
+
+        Args:
+            state: From `start`.
+            token_ids: int64 `[B, n]`: the tokens now in the target's cache and not before.
+            taps: `[B, n, F]`: the target's tapped states at those positions; None when it taps none.
+        """
+
+    @abstractmethod
+    def rewind(self, state: Any, length: int) -> None:
+        """Forgets every position from `length` on.
+
+        Args:
+            state: From `start`.
+            length: Positions to keep.
+        """
+
+    @abstractmethod
+    def propose(self, state: Any, recent: Tensor, limits: Limits) -> BlockDraft | Proposal:
+        """Drafts what may follow.
+
+        Args:
+            state: From `start`; left as it is, but for scratch room.
+            recent: int64 `[B, 2]`: the token before the anchor, and the anchor.
+            limits: What can be used; nodes and depth are at least 1.
+
+        Returns:
+            A draft of at most `limits.depth` levels.
+        """
+
+
+class TreeBuilder(Component, ABC):
+    """Stage 1: decides which contexts a refiner is asked about.
+
+    Attributes:
+        max_history: Tokens of context it can lay out: how far back a refiner may look.
+    """
+
+    max_history: ClassVar[int] = 2
+
+    @abstractmethod
+    def build(self, draft: BlockDraft, history: int, limits: Limits) -> Lattice | OnDemand:
+        """Lays out contexts.
+
+        Args:
+            draft: The backbone's draft.
+            history: Tokens of context the refiner looks at.
+            limits: What can be used of the tree.
+
+        Returns:
+            The contexts, or that they are to be made on demand.
+        """
+
+
+class Refiner(Component, ABC):
+    """Stage 2: the distribution of a position given the token or tokens before it.
+
+    Attributes:
+        history: Tokens of context it looks at: 0, 1 or 2.
+    """
+
+    history: ClassVar[int] = 1
+
+    def bind(self, target: Target) -> None:
+        """Meets the target whose drafts it will refine; called once, before anything else.
+
+        Args:
+            target: The target.
+
+        Raises:
+            CheckpointError: When it was made for another target.
+        """
+
+    @abstractmethod
+    def children(self, draft: BlockDraft, slots: Tensor, previous: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The best next tokens of some contexts, all in one pass.
+
+        Args:
+            draft: The backbone's draft.
+            slots: int64 `[F]`: each context's index along the draft's positions: the children's
+                depth - 1.
+            previous: int64 `[B, F, history]`: the tokens before those children.
+            k: How many children; more than the vocabulary gives the vocabulary.
+
+        Returns:
+            `token_ids` int64 and `log_probs` float32, `[B, F, k]`, by falling probability.
+        """
+
+    def refine(self, draft: BlockDraft, lattice: Lattice | OnDemand) -> Proposal:
+        """Makes a draft explorable.
+
+        Args:
+            draft: The backbone's draft.
+            lattice: The contexts to refine, all in one pass, or that they come on demand.
+
+        Returns:
+            The refined draft.
+        """
+        if isinstance(lattice, OnDemand):
+            k = lattice.children
+            return FrontierProposal(
+                recent=draft.recent,
+                depth=draft.depth,
+                history=self.history,
+                refine=lambda slots, previous: self.children(draft, slots, previous, k),
+            )
+        return TableProposal(draft.recent[:, 1], self.transitions(draft, lattice))
+
+    def transitions(self, draft: BlockDraft, lattice: Lattice) -> Transitions:
+        """Stage 2: the best children of every context of a lattice.
+
+        Args:
+            draft: The backbone's draft.
+            lattice: Its contexts, `[B, P, C, H]`.
+
+        Returns:
+            `[B, P, C, K]` of each. Depth 1 has one context and is evaluated once.
+        """
+        contexts = lattice.contexts
+        batch, depth, width, history = contexts.shape
+        slots = torch.arange(depth, device=contexts.device).repeat_interleave(width)[width - 1 :]
+        flat = contexts.reshape(batch, depth * width, history)[:, width - 1 :]
+        ids, log_probs = self.children(draft, slots, flat, lattice.children)
+
+        def spread(rows: Tensor) -> Tensor:
+            first = rows[:, :1].expand(-1, width, -1)
+            return torch.cat([first, rows[:, 1:]], dim=1).view(batch, depth, width, -1)
+
+        token_ids, log_probs = spread(ids), spread(log_probs)
+        return Transitions(token_ids, log_probs, _next_contexts(lattice, token_ids))
+
+
+def _next_contexts(lattice: Lattice, token_ids: Tensor) -> Tensor:
+    """Finds each child's own context one level down: the one that ends in the same tokens."""
+    contexts, history = lattice.contexts, lattice.contexts.shape[-1]
+    following = torch.full_like(token_ids, -1)
+    if contexts.shape[1] == 1:
+        return following
+    children = token_ids[:, :-1, :, :, None]
+    kept = contexts[:, :-1, :, None, 1:].expand(*children.shape[:-1], -1)
+    reached = torch.cat([kept, children], dim=-1)[..., :history]
+    wanted = contexts[:, 1:, None, None]
+    same = (reached[..., None, :] == wanted).all(dim=-1) & lattice.is_context[:, 1:, None, None]
+    found, index = same.max(dim=-1)
+    following[:, :-1] = torch.where(found, index, -1)
+    return following
+
+
+class Selector(Component, ABC):
+    """Chooses the tree worth verifying."""
+
+    @abstractmethod
+    def plan(self, steps: Sequence[StepRecord], limits: Limits) -> Limits:
+        """Decides how much to draft, before anything is drafted.
+
+        Args:
+            steps: What happened so far in this sequence.
+            limits: What can be used at all.
+
+        Returns:
+            Limits no larger; with no nodes or no depth nothing is drafted.
+        """
+
+    @abstractmethod
+    def select(self, proposal: Proposal, limits: Limits) -> TokenTree:
+        """Explores a proposal and keeps a tree of it.
+
+        Args:
+            proposal: The draft.
+            limits: As planned.
+
+        Returns:
+            A tree of at most `limits.nodes` nodes below the root and `limits.depth` levels.
+        """
+
+
+class Verifier(Component, ABC):
+    """Finds the longest path of a tree that the target itself would have written."""
+
+    @abstractmethod
+    def verify(self, target: Target, state: DecodeState, tree: TokenTree, draws: Draws) -> Acceptance:
+        """Checks a tree in one pass of the target.
+
+        Args:
+            target: The target.
+            state: Its `target` state is left with the tree's rows behind the committed ones.
+            tree: The tree, rooted at the anchor.
+            draws: How the target chooses.
+
+        Returns:
+            What was accepted.
+        """

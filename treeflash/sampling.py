@@ -1,0 +1,70 @@
+"""How tokens are chosen: the same way with and without speculation."""
+
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def _not_negative(instance: object, attribute: "attrs.Attribute[Any]", value: float) -> None:
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{attribute.name} must be a finite number >= 0, found {value!r}")
+
+
+@attrs.define(eq=False)
+class Draws:
+    """Chooses tokens for one batch of sequences, greedily or by temperature sampling.
+
+    A sampled token is the argmax of `logits / temperature + noise`, with Gumbel noise that is a
+    function of (seed, sequence, position) alone. All nodes of a tree at one depth stand for the same
+    position and share its noise. The text is therefore the same whatever was drafted, and a rounding
+    error in the logits changes a token no oftener than it changes a probability. The noise is drawn
+    on the CPU, so that it does not depend on the device either.
+
+    Source: the Gumbel-max trick (Gumbel 1954; Maddison et al. 2014, "A* Sampling").
+
+    Attributes:
+        temperature: 0 is greedy.
+        seed: Any integer >= 0.
+        sequences: Number of each row's sequence, `B` of them.
+    """
+
+    temperature: float = attrs.field(default=0.0, validator=_not_negative)
+    seed: int = attrs.field(default=0, validator=_not_negative)
+    sequences: tuple[int, ...] = (0,)
+    _noise: dict[tuple[int, int], Tensor] = attrs.field(factory=dict, init=False, repr=False)
+
+    def choose(self, logits: Tensor, lengths: Tensor, depths: Tensor, max_depth: int) -> Tensor:
+        """Chooses the token that follows each node.
+
+        Args:
+            logits: `[B, N, V]`, the target's.
+            lengths: int64 `[B]` on the CPU: the position of each row's root.
+            depths: int64 `[B, N]`: each node's depth below the root.
+            max_depth: An upper bound of `depths`.
+
+        Returns:
+            int64 `[B, N]`.
+        """
+        if self.temperature == 0:
+            return logits.argmax(dim=-1)
+        exact = logits.dtype if logits.dtype == torch.float64 else torch.float32
+        scores = logits.to(exact) / self.temperature
+        for row, (sequence, length) in enumerate(zip(self.sequences, lengths.tolist(), strict=True)):
+            # The node at position p is followed by the token at position p + 1.
+            levels = [self._noise_at(sequence, length + depth + 1, logits) for depth in range(max_depth + 1)]
+            scores[row] += torch.stack(levels)[depths[row]].to(exact)
+            for spent in [key for key in self._noise if key[0] == sequence and key[1] <= length]:
+                del self._noise[spent]
+        return scores.argmax(dim=-1)
+
+    def _noise_at(self, sequence: int, position: int, logits: Tensor) -> Tensor:
+        key = (sequence, position)
+        if key not in self._noise:
+            # A counter-based generator: the position is the counter, nothing is carried along.
+            bits = np.random.Philox(key=[self.seed, sequence], counter=[0, 0, 0, position])
+            race = np.random.Generator(bits).standard_exponential(logits.shape[-1])
+            self._noise[key] = torch.from_numpy(-np.log(race)).to(logits.device)
+        return self._noise[key]

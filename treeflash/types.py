@@ -1,0 +1,231 @@
+"""What flows from part to part in one step of decoding, the batch axis first throughout."""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+
+@attrs.frozen
+class Limits:
+    """How much of a draft a step can use at most.
+
+    Attributes:
+        nodes: Draft nodes, the root excluded.
+        depth: Levels below the root.
+    """
+
+    nodes: int
+    depth: int
+
+    @property
+    def allow_drafting(self) -> bool:
+        """Whether a draft can hold any node at all."""
+        return self.nodes > 0 and self.depth > 0
+
+
+@attrs.define(eq=False)
+class DecodeState:
+    """A batch of sequences in the middle of decoding.
+
+    Components hold weights only; what belongs to a sequence is here, so that sequences can be forked,
+    rewound and batched.
+
+    Attributes:
+        recent: int64 `[B, 2]`: the token before the anchor, and the anchor: the last token chosen,
+            not yet seen by the target.
+        lengths: int64 `[B]` on the CPU: positions in the target's cache. The anchor's position.
+        target: The target's own state.
+        drafter: The drafter's own state.
+    """
+
+    recent: Tensor
+    lengths: Tensor
+    target: Any
+    drafter: Any
+
+    @property
+    def anchor(self) -> Tensor:
+        """Int64 `[B]`."""
+        return self.recent[:, 1]
+
+
+@attrs.frozen(eq=False)
+class TargetOutput:
+    """What one pass of the target gives.
+
+    Attributes:
+        logits: `[B, n, V]` in the target's dtype.
+        taps: `[B, n, F]` in the target's dtype: the outputs of the tapped layers side by side, or
+            None when nothing is tapped.
+    """
+
+    logits: Tensor
+    taps: Tensor | None
+
+
+@attrs.frozen(eq=False)
+class DraftHead:
+    """From token ids to embeddings, and from hidden states to likely tokens, as the drafter sees them.
+
+    Attributes:
+        embed: int64 `[...]` to `[..., D]`.
+        norm: The drafter's final norm, `[..., D]` to `[..., D]`.
+        project: Normed hidden states `[..., D]` to logits `[..., V']`.
+        vocab_size: Tokens that may be drafted: ids from 0 up to it. Logits past it (padding of the
+            head) are ignored.
+        temperature: Divides the logits.
+        chunk: Rows projected at once. A logit row is as wide as the vocabulary, so that all rows of a
+            large lattice at once would be written to fresh memory and read back from there.
+    """
+
+    embed: Callable[[Tensor], Tensor]
+    norm: Callable[[Tensor], Tensor]
+    project: Callable[[Tensor], Tensor]
+    vocab_size: int
+    temperature: float = 1.0
+    chunk: int = 16
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """Draft logits.
+
+        Args:
+            normed: Hidden states behind the final norm, `[..., D]`.
+
+        Returns:
+            float32 `[..., V]`, divided by the temperature.
+        """
+        return self.project(normed)[..., : self.vocab_size].float() / self.temperature
+
+    def top_k(self, normed: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The likeliest tokens and their log-probabilities.
+
+        Args:
+            normed: Hidden states behind the final norm, `[..., D]`.
+            k: How many; more than the vocabulary gives the vocabulary.
+
+        Returns:
+            `ids` int64 `[..., k]` by falling probability, and `log_probs` float32 `[..., k]`.
+        """
+        k = min(k, self.vocab_size)
+        rows = normed.reshape(-1, normed.shape[-1])
+        step = self.chunk if rows.device.type == "cpu" else max(1, rows.shape[0])
+        ids, log_probs = [], []
+        for start in range(0, rows.shape[0], step):
+            logits = self.logits(rows[start : start + step])
+            top, top_ids = logits.topk(k, dim=-1)
+            # Only k log-probabilities are needed: the normaliser is one number a row.
+            ids.append(top_ids)
+            log_probs.append(top - torch.logsumexp(logits, dim=-1, keepdim=True))
+        shape = (*normed.shape[:-1], k)
+        return torch.cat(ids).view(shape), torch.cat(log_probs).view(shape)
+
+
+@attrs.frozen(eq=False)
+class BlockDraft:
+    """A one-shot draft: a hidden state for each of the next `P` positions.
+
+    Attributes:
+        recent: int64 `[B, 2]`, as in `DecodeState`.
+        hidden: `[B, P, D]`, before the drafter's final norm.
+        normed: `[B, P, D]`, behind it.
+        head: What turns them into tokens.
+    """
+
+    recent: Tensor
+    hidden: Tensor
+    normed: Tensor
+    head: DraftHead
+
+    @property
+    def depth(self) -> int:
+        """Positions drafted, P."""
+        return self.hidden.shape[1]
+
+    @cached_property
+    def _marginals(self) -> tuple[Tensor, Tensor]:
+        logits = self.head.logits(self.normed)
+        return logits, torch.logsumexp(logits, dim=-1, keepdim=True)
+
+    def top_k(self, k: int) -> tuple[Tensor, Tensor]:
+        """The likeliest tokens of every position by the backbone's own distribution.
+
+        The distributions are computed once, whoever asks.
+
+        Args:
+            k: How many; more than the vocabulary gives the vocabulary.
+
+        Returns:
+            `ids` int64 and `log_probs` float32, `[B, P, k]`, by falling probability.
+        """
+        logits, total = self._marginals
+        top, ids = logits.topk(min(k, logits.shape[-1]), dim=-1)
+        return ids, top - total
+
+
+@attrs.frozen(eq=False)
+class Lattice:
+    """Stage 1: the contexts worth asking a refiner about, laid out before it is asked.
+
+    Attributes:
+        contexts: int64 `[B, P, C, H]`: at each depth, the last H tokens before it. At depth 1 there
+            is one, of tokens already decoded; where a depth has fewer than C, the rest repeats it.
+        is_context: bool `[B, P, C]`, false for those repetitions.
+        children: Children to keep per context, K.
+    """
+
+    contexts: Tensor
+    is_context: Tensor
+    children: int
+
+
+@attrs.frozen
+class OnDemand:
+    """Stage 1 of the frontier form: no context is laid out, the selector asks as it goes.
+
+    Attributes:
+        children: Children to keep per context, K.
+    """
+
+    children: int
+
+
+@attrs.frozen(eq=False)
+class Transitions:
+    """Stage 2: the best children of every context, refined in one pass.
+
+    Attributes:
+        token_ids: int64 `[B, P, C, K]`.
+        log_probs: float32 `[B, P, C, K]`, falling along K.
+        next_context: int64 `[B, P, C, K]`: the child's own context at the next depth, -1 when it has
+            none there (it can be chosen, but only as a leaf).
+    """
+
+    token_ids: Tensor
+    log_probs: Tensor
+    next_context: Tensor
+
+
+@attrs.frozen(eq=False)
+class Acceptance:
+    """What the target made of a tree.
+
+    Attributes:
+        paths: For each row the accepted nodes from the root down, the root included.
+        tokens: For each row the tokens the target chose: those of the accepted draft nodes, then the
+            bonus token.
+        taps: `[B, A, F]`: tapped states of the accepted path (a row is as long as its path; with more
+            than one row, as the longest), or None.
+    """
+
+    paths: list[list[int]]
+    tokens: list[list[int]]
+    taps: Tensor | None
+
+    @property
+    def num_accepted(self) -> list[int]:
+        """Draft tokens accepted in each row, the bonus token excluded."""
+        return [len(path) - 1 for path in self.paths]
