@@ -1,0 +1,132 @@
+"""A key/value cache of fixed room, written in place and rewound in place.
+
+The rows up to `length` are committed: row r holds position r. The rows of a tree are written behind
+them, and `keep` moves those of the accepted path up.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from treeflash.errors import InputError
+
+
+@attrs.define
+class Extent:
+    """Shared by the layers of one cache.
+
+    Attributes:
+        capacity: Rows there is room for.
+        length: Committed rows.
+    """
+
+    capacity: int
+    length: int = 0
+
+
+class TreeCacheLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here
+    """Keys and values of one attention layer, `[B, heads, capacity, d]`.
+
+    Args:
+        extent: Shared with the other layers.
+    """
+
+    is_sliding = False
+
+    def __init__(self, extent: Extent) -> None:
+        super().__init__()
+        self.extent = extent
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocates on first use, when the shapes are known."""
+        rows = self.extent.capacity
+        self.keys, self.values = (
+            states.new_empty((*states.shape[:-2], rows, states.shape[-1]))
+            for states in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Writes `[B, heads, n, d]` behind the committed rows; gives views of all rows up to there."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start, end = self.extent.length, self.extent.length + key_states.shape[-2]
+        self.keys[..., start:end, :] = key_states
+        self.values[..., start:end, :] = value_states
+        return self.keys[..., :end, :], self.values[..., :end, :]
+
+    def keep(self, rows: Tensor, start: int) -> None:
+        """Moves rows int64 `[n]` to `start` and on."""
+        end = start + rows.shape[0]
+        for states in (self.keys, self.values):
+            states[..., start:end, :] = states.index_select(-2, rows.to(states.device))
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Rows visible to `query_length` new queries, and the first of them."""
+        return self.extent.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Committed rows."""
+        return self.extent.length
+
+    def get_max_length(self) -> int:
+        """Rows there is room for."""
+        return self.extent.capacity
+
+
+class TreeCache(Cache):  # type: ignore[misc]  # transformers is untyped here
+    """The cache of all layers.
+
+    Args:
+        num_layers: Layers that keep keys and values.
+        capacity: Rows to make room for.
+    """
+
+    def __init__(self, num_layers: int, capacity: int) -> None:
+        self.extent = Extent(capacity)
+        super().__init__(layers=[TreeCacheLayer(self.extent) for _ in range(num_layers)])
+
+    @property
+    def length(self) -> int:
+        """Committed rows."""
+        return self.extent.length
+
+    def reserve(self, rows: int) -> None:
+        """Checks that there is room for `rows` more.
+
+        Raises:
+            InputError: When there is not.
+        """
+        if self.length + rows > self.extent.capacity:
+            raise InputError(
+                f"the cache has room for {self.extent.capacity} positions; "
+                f"expected at most {self.extent.capacity - self.length} more, found {rows}"
+            )
+
+    def append(self, rows: int) -> None:
+        """Commits the next `rows` rows, which a forward has just written."""
+        self.extent.length += rows
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Commits the rows of one path of the tree written last.
+
+        Args:
+            path: Node indices, ascending.
+        """
+        start = self.length
+        moved = next((step for step, node in enumerate(path) if node != step), len(path))
+        if moved < len(path):
+            rows = torch.tensor([start + node for node in path[moved:]])
+            for layer in self.layers:
+                layer.keep(rows, start + moved)
+        self.extent.length += len(path)
+
+    def rewind(self, length: int) -> None:
+        """Forgets every row from `length` on."""
+        self.extent.length = min(self.length, length)

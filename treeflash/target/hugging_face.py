@@ -1,0 +1,216 @@
+"""Any Hugging Face causal language model with key/value attention, as a target."""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from treeflash.errors import InputError, UnsupportedTargetError
+from treeflash.interfaces import TargetFacts
+from treeflash.target.cache import TreeCache
+from treeflash.target.masks import additive_masks, layer_windows
+from treeflash.target.taps import decoder_layers, tapped
+from treeflash.target.text import TextCodec
+from treeflash.tree import TokenTree
+from treeflash.types import TargetOutput
+
+# Longer prompts are read in pieces, so that the mask stays small.
+_PREFILL_CHUNK = 1024
+
+
+@attrs.define(eq=False)
+class TargetState:
+    """What the target remembers of its sequences.
+
+    Attributes:
+        cache: Keys and values.
+        tap_layers: Layers whose outputs are read.
+    """
+
+    cache: TreeCache
+    tap_layers: tuple[int, ...]
+
+
+class HuggingFaceTarget:
+    """A model read in trees; it is borrowed, and left as it was after every pass.
+
+    Args:
+        model: The model, on its device in its dtype. Its own forward is used throughout.
+        tokenizer: Its tokenizer, for text; token ids do without.
+        attention: The attention implementation to read trees with, "sdpa" or "eager".
+
+    Raises:
+        UnsupportedTargetError: When the model's interface or layers rule trees out. `wrap_model`
+            checks the logits too.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Any = None, *, attention: str = "sdpa") -> None:
+        config = model.config.get_text_config(decoder=True)
+        self.model = model
+        self.text = None if tokenizer is None else TextCodec(tokenizer)
+        self.attention = attention
+        self.windows = layer_windows(config)
+        self._parameters = set(inspect.signature(model.forward).parameters)
+        self._cache_name = _cache_name(self._parameters)
+        embedding = model.get_input_embeddings().weight
+        self.device: torch.device = embedding.device
+        self.dtype: torch.dtype = embedding.dtype
+        self.vocab_size: int = min(embedding.shape[0], model.get_output_embeddings().weight.shape[0])
+        self.hidden_size: int = config.hidden_size
+        self.num_layers: int = config.num_hidden_layers
+        self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
+        self.stop_ids: tuple[int, ...] = _stop_ids(model)
+        self._rope_theta = _rope_theta(config)
+        self._decoder = model.get_decoder()
+        self._layers = decoder_layers(self._decoder, self.num_layers)
+
+    def start(self, batch_size: int, capacity: int, tap_layers: Sequence[int]) -> TargetState:
+        """Makes the state of new sequences (see `Target.start`).
+
+        Raises:
+            InputError: For more than one sequence.
+        """
+        if batch_size != 1:
+            raise InputError(f"one sequence at a time is decoded; expected 1 row, found {batch_size}")
+        return TargetState(TreeCache(self.num_layers, capacity), tuple(tap_layers))
+
+    def prefill(self, state: TargetState, token_ids: Tensor) -> TargetOutput:
+        """Reads a prompt, in pieces when it is long (see `Target.prefill`)."""
+        taps, output = [], None
+        for begin in range(0, token_ids.shape[1], _PREFILL_CHUNK):
+            piece = token_ids[:, begin : begin + _PREFILL_CHUNK]
+            start, count = state.cache.length, piece.shape[1]
+            state.cache.reserve(count)
+            keys = torch.arange(start + count, device=piece.device).expand(piece.shape[0], -1)
+            queries = keys[:, start:]
+            visible = keys[:, None, :] <= queries[:, :, None]
+            output = self._forward(state, piece, queries, keys, visible, last_logits=True)
+            state.cache.append(count)
+            if output.taps is not None:
+                taps.append(output.taps)
+        if output is None:
+            raise InputError("the prompt is empty: expected at least one token to decode from")
+        return TargetOutput(output.logits, torch.cat(taps, dim=1) if taps else None)
+
+    def verify(self, state: TargetState, tree: TokenTree) -> TargetOutput:
+        """Reads a tree behind the committed rows (see `Target.verify`)."""
+        start = state.cache.length
+        state.cache.reserve(tree.size)
+        # A node's position is that of its depth, wherever its row lies.
+        queries = start + tree.depths
+        cached = torch.arange(start, device=queries.device).expand(queries.shape[0], -1)
+        keys = torch.cat([cached, queries], dim=1)
+        among_nodes = tree.ancestor_mask()
+        seen_cache = among_nodes.new_ones(1, 1, 1).expand(*queries.shape, start)
+        visible = torch.cat([seen_cache, among_nodes], dim=2)
+        return self._forward(state, tree.token_ids, queries, keys, visible, last_logits=False)
+
+    def commit(self, state: TargetState, paths: Sequence[Sequence[int]]) -> None:
+        """Keeps the accepted rows (see `Target.commit`)."""
+        (path,) = paths
+        state.cache.keep(path)
+
+    def rewind(self, state: TargetState, length: int) -> None:
+        """Forgets positions (see `Target.rewind`)."""
+        state.cache.rewind(length)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeds token ids (see `Target.embed`)."""
+        out: Tensor = self.model.get_input_embeddings()(token_ids)
+        return out
+
+    def project(self, normed: Tensor) -> Tensor:
+        """Applies the output head alone (see `Target.project`)."""
+        out: Tensor = self.model.get_output_embeddings()(normed)
+        return out
+
+    def fingerprint(self) -> TargetFacts:
+        """Sizes that a drafter must agree with (see `Target.fingerprint`)."""
+        return TargetFacts(
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            vocab_size=self.vocab_size,
+            rope_theta=self._rope_theta,
+        )
+
+    def _forward(
+        self,
+        state: TargetState,
+        token_ids: Tensor,
+        queries: Tensor,
+        keys: Tensor,
+        visible: Tensor,
+        *,
+        last_logits: bool,
+    ) -> TargetOutput:
+        """One pass of the model's own forward, with explicit positions and masks."""
+        inputs: dict[str, Any] = {
+            "input_ids": token_ids,
+            "position_ids": queries,
+            "attention_mask": additive_masks(self.windows, visible, queries, keys, self.dtype),
+            self._cache_name: state.cache,
+            "use_cache": True,
+            "return_dict": True,
+        }
+        if "logits_to_keep" in self._parameters:
+            inputs["logits_to_keep"] = int(last_logits)
+        last = self.num_layers - 1
+        layers = [None if layer == last else self._layers[layer] for layer in state.tap_layers]
+        with self.borrowed(), tapped(self._decoder, layers) as outputs:
+            logits = self.model(**inputs).logits
+        taps = torch.cat(outputs, dim=-1) if outputs else None
+        return TargetOutput(logits[:, -1:] if last_logits else logits, taps)
+
+    @contextmanager
+    def borrowed(self) -> Iterator[None]:
+        """Switches the model to evaluation and to masked attention, and back at the end."""
+        training, attention = self.model.training, self.model.config._attn_implementation
+        if training:
+            modes = [(module, module.training) for module in self.model.modules()]
+            self.model.eval()
+        if attention != self.attention:
+            self.model.set_attn_implementation(self.attention)
+        try:
+            yield
+        finally:
+            if training:
+                for module, mode in modes:
+                    module.training = mode
+            if attention != self.attention:
+                self.model.set_attn_implementation(attention)
+
+
+def _cache_name(parameters: set[str]) -> str:
+    """The forward's name for its cache; transformers is renaming it."""
+    for name in ("cache", "past_key_values"):
+        if name in parameters:
+            if "position_ids" not in parameters:
+                raise UnsupportedTargetError(
+                    "its forward takes no position_ids: positions are counted by index in the cache (as "
+                    "with ALiBi), where a tree's nodes do not stand in the order of their positions"
+                )
+            return name
+    raise UnsupportedTargetError(
+        "its forward takes no key/value cache: it keeps a recurrent state, which cannot branch"
+    )
+
+
+def _stop_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    generation = getattr(model, "generation_config", None)
+    stop = getattr(generation, "eos_token_id", None)
+    if stop is None:
+        stop = getattr(model.config, "eos_token_id", None)
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, int) else tuple(stop)
+
+
+def _rope_theta(config: Any) -> float | None:
+    parameters = getattr(config, "rope_parameters", None)
+    theta = parameters.get("rope_theta") if isinstance(parameters, dict) else None
+    return None if theta is None else float(theta)

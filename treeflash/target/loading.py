@@ -1,0 +1,130 @@
+"""From a name or a model to a target that has been checked."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
+
+from treeflash.errors import InputError, UnsupportedTargetError
+from treeflash.target.hugging_face import HuggingFaceTarget
+from treeflash.target.probe import probe
+
+
+def wrap_model(model: PreTrainedModel, tokenizer: Any = None) -> HuggingFaceTarget:
+    """Makes a target of a model after checking, on a tiny tree, that it can be verified in trees.
+
+    Args:
+        model: The model, on its device in its dtype. It is borrowed for each pass and left as it was.
+        tokenizer: Its tokenizer, for text; token ids do without.
+
+    Returns:
+        The target, with the first attention implementation that passes.
+
+    Raises:
+        UnsupportedTargetError: When none does; the message says why.
+    """
+    reasons: list[str] = []
+    for attention in ("sdpa", "eager"):
+        try:
+            target = HuggingFaceTarget(model, tokenizer, attention=attention)
+            reason = probe(target)
+        except UnsupportedTargetError as error:
+            reason = str(error)
+        if reason is None:
+            return target
+        if reason not in reasons:
+            reasons.append(reason)
+    name = type(model).__name__
+    raise UnsupportedTargetError(f"{name} cannot be verified in trees: {'; '.join(reasons)}")
+
+
+def load_target(name: str | Path, *, dtype: str = "auto", device: str = "auto") -> HuggingFaceTarget:
+    """Loads a model and its tokenizer, and checks that it can be verified in trees.
+
+    Args:
+        name: Folder or hub name.
+        dtype: "auto" takes the model's own; otherwise "float32", "bfloat16", ...
+        device: "auto" takes a GPU when there is one; otherwise "cpu", "cuda:1", ...
+
+    Returns:
+        The target.
+
+    Raises:
+        InputError: When the model, dtype or device is not to be had.
+        UnsupportedTargetError: When it cannot be verified in trees.
+    """
+    wanted, place = torch_dtype(dtype), torch_device(device)
+    with _quiet_loading():
+        try:
+            model = AutoModelForCausalLM.from_pretrained(name, dtype=wanted)
+        except (OSError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"target {str(name)!r} cannot be loaded: {reason}") from error
+        tokenizer = _tokenizer(name)
+    return wrap_model(model.to(place).eval(), tokenizer)
+
+
+def torch_dtype(name: str) -> torch.dtype | str:
+    """Reads a floating dtype's name; "auto" stays as it is.
+
+    Args:
+        name: The name.
+
+    Returns:
+        The dtype.
+
+    Raises:
+        InputError: For any other name.
+    """
+    dtype = getattr(torch, name, None)
+    if name == "auto":
+        return name
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise InputError(f"dtype: expected auto, float32, float64, bfloat16 or float16, found {name!r}")
+    return dtype
+
+
+def torch_device(name: str) -> torch.device:
+    """Reads a device's name; "auto" is a GPU when there is one.
+
+    Args:
+        name: The name.
+
+    Returns:
+        The device.
+
+    Raises:
+        InputError: When there is no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"device: expected auto or a device that is present, found {name!r} ({reason})"
+        ) from None
+
+
+def _tokenizer(name: str | Path) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError):
+        return None  # a target of token ids alone
+
+
+@contextmanager
+def _quiet_loading() -> Iterator[None]:
+    """Keeps the loader's progress bar out of the output, and puts the setting back."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -1,0 +1,71 @@
+"""Whether a model can be verified in trees: a tiny tree against its paths, one by one."""
+
+import torch
+from torch import Tensor
+
+from treeflash.errors import InputError
+from treeflash.target.hugging_face import HuggingFaceTarget
+from treeflash.tree import TokenTree
+
+# Largest root-mean-square difference of the logits, in units of their spread, that rounding explains.
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
+_COARSE_TOLERANCE = 0.15
+
+
+@torch.inference_mode()
+def probe(target: HuggingFaceTarget) -> str | None:
+    """Reads a tree of two branches, keeps one and goes on behind it; compares all logits.
+
+    The reference is the model's own forward over each path, without cache or mask.
+
+    Args:
+        target: The target.
+
+    Returns:
+        None when the logits agree; otherwise the reason not to use the target.
+    """
+    ids = [token % target.vocab_size for token in range(11, 20)]
+    prompt, root, left, right, after = ids[:3], ids[3], ids[4:6], ids[6:8], ids[8]
+    # Breadth first, so that neither branch lies in the order of its positions.
+    tree = TokenTree.from_lists(
+        [root, left[0], right[0], left[1], right[1]], [-1, 0, 0, 1, 2], device=target.device
+    )
+    try:
+        state = target.start(1, 16, ())
+        last = target.prefill(state, _row(target, prompt)).logits[0, -1]
+        nodes = target.verify(state, tree).logits[0]
+        unwritten = sum(not layer.is_initialized for layer in state.cache.layers)
+        if unwritten:
+            return f"{unwritten} of {target.num_layers} layers keep no keys and values per position"
+        target.commit(state, [[0, 2, 4]])
+        following = target.verify(state, TokenTree.root_only(_row(target, [after])[0])).logits[0]
+        paths = [[*prompt, root, *left, after], [*prompt, root, *right, after]]
+        first, second = (_plain(target, path)[2:] for path in paths)
+    except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
+        if isinstance(error, InputError):
+            raise
+        return f"its forward does not take a tree: {type(error).__name__}: {error}"
+    expected = torch.stack([first[0], first[1], first[2], second[2], first[3], second[3], second[4]])
+    found = torch.stack([last, nodes[0], nodes[1], nodes[2], nodes[3], nodes[4], following[0]])
+    return _compare(found.double(), expected.double(), target.dtype)
+
+
+def _compare(found: Tensor, expected: Tensor, dtype: torch.dtype) -> str | None:
+    tolerance = _TOLERANCE.get(dtype, _COARSE_TOLERANCE)
+    error = float((found - expected).square().mean().sqrt() / expected.std())
+    if error <= tolerance:
+        return None
+    return (
+        f"logits of a tree differ from those of its paths by {error:.1e} of their spread, expected at most "
+        f"{tolerance:.0e}: it does not follow the positions and masks it is given"
+    )
+
+
+def _plain(target: HuggingFaceTarget, path: list[int]) -> Tensor:
+    with target.borrowed():
+        logits: Tensor = target.model(input_ids=_row(target, path), use_cache=False).logits[0]
+    return logits
+
+
+def _row(target: HuggingFaceTarget, token_ids: list[int]) -> Tensor:
+    return torch.tensor([token_ids], device=target.device)

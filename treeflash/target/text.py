@@ -1,0 +1,104 @@
+"""Between text and token ids: chat template, raw prompts, streaming."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from treeflash.errors import InputError
+
+
+@attrs.frozen(eq=False)
+class TextCodec:
+    """A tokenizer as decoding uses it.
+
+    Attributes:
+        tokenizer: A Hugging Face tokenizer.
+    """
+
+    tokenizer: Any
+
+    def encode_chat(self, prompt: str) -> list[int]:
+        """Writes one user turn through the chat template.
+
+        Args:
+            prompt: What the user says.
+
+        Returns:
+            Token ids, special tokens as the template has them.
+
+        Raises:
+            InputError: When the tokenizer has no chat template, or nothing is left to decode from.
+        """
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise InputError("the target's tokenizer has no chat template; take the prompt as it is (--raw)")
+        turns = [{"role": "user", "content": prompt}]
+        text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        # The template has written the special tokens already.
+        return self._not_empty(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def encode_raw(self, prompt: str) -> list[int]:
+        """Takes a prompt as it is.
+
+        Args:
+            prompt: The text.
+
+        Returns:
+            Token ids, with the special tokens that the tokenizer adds, unless the text begins with its
+            beginning-of-text token already.
+
+        Raises:
+            InputError: When there is nothing to decode from.
+        """
+        begin = getattr(self.tokenizer, "bos_token", None)
+        has_special = isinstance(begin, str) and begin != "" and prompt.startswith(begin)
+        return self._not_empty(self.tokenizer.encode(prompt, add_special_tokens=not has_special))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Reads token ids, special ones left out."""
+        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    @staticmethod
+    def _not_empty(token_ids: list[int]) -> list[int]:
+        if not token_ids:
+            raise InputError("the prompt is empty: expected at least one token to decode from")
+        return token_ids
+
+
+@attrs.define(eq=False)
+class TextStream:
+    """Turns tokens into text as they come, never half a character.
+
+    Attributes:
+        codec: The tokenizer.
+    """
+
+    codec: TextCodec
+    _token_ids: list[int] = attrs.field(factory=list, init=False)
+    _read: int = attrs.field(default=0, init=False)
+    _shown: int = attrs.field(default=0, init=False)
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Adds tokens.
+
+        Args:
+            token_ids: The next ones.
+
+        Returns:
+            The text that is certain now and was not before.
+        """
+        self._token_ids.extend(token_ids)
+        # Decoding starts at the last border of a piece, not at the beginning: the cost of a step must
+        # not grow with the text.
+        before = self.codec.decode(self._token_ids[self._read : self._shown])
+        now = self.codec.decode(self._token_ids[self._read :])
+        if now.endswith("\N{REPLACEMENT CHARACTER}"):
+            return ""
+        self._read, self._shown = self._shown, len(self._token_ids)
+        return now[len(before) :]
+
+    def close(self) -> str:
+        """Gives the rest, whole characters or not."""
+        before = self.codec.decode(self._token_ids[self._read : self._shown])
+        return self.codec.decode(self._token_ids[self._read :])[len(before) :]
