@@ -1,0 +1,1 @@
+"""Reading drafter checkpoints: files and sections, and what their configs say."""

@@ -1,0 +1,187 @@
+"""What a DFlash or TreeFlash config says, and whether it can belong to a target."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from treeflash.interfaces import TargetFacts
+
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_hidden_layers",
+)
+
+
+@attrs.frozen
+class DFlashFacts:
+    """A checked config.
+
+    Attributes:
+        network: The keys that size the network, in Qwen3's terms.
+        block_size: Anchor and drafted positions.
+        mask_token_id: Fills the positions to draft.
+        target_layer_ids: 0-based target layers whose outputs are the context.
+        num_target_layers: Layers of the target it was made for, None when the file does not say.
+        vocab_size: Of that target, None when the file does not say.
+        refiner: Name of the refiner in the same file, None when there is none.
+    """
+
+    network: Mapping[str, Any] = attrs.field(repr=False)
+    block_size: int
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...]
+    num_target_layers: int | None
+    vocab_size: int | None
+    refiner: str | None
+
+    def misfits(self, target: TargetFacts) -> list[str]:
+        """Compares with a target.
+
+        Args:
+            target: Its sizes.
+
+        Returns:
+            One sentence per contradiction.
+        """
+        config = {
+            **self.network,
+            "num_target_layers": self.num_target_layers,
+            "vocab_size": self.vocab_size,
+        }
+        return _misfits(config, self.mask_token_id, self.target_layer_ids, target)
+
+
+def _misfits(
+    config: Mapping[str, Any], mask: int | None, layers: Sequence[int] | None, target: TargetFacts
+) -> list[str]:
+    """Contradictions between what a config says, as far as it says it, and a target."""
+    faults = []
+
+    def compare(key: str, found: Any, expected: Any) -> None:
+        if None not in (found, expected) and found != expected:
+            faults.append(f"{key}: expected the target's {expected}, found {found}")
+
+    compare("hidden_size", config.get("hidden_size"), target.hidden_size)
+    compare("num_target_layers", config.get("num_target_layers"), target.num_layers)
+    compare("rope_theta", rope_theta(config), target.rope_theta)
+    vocabulary = config.get("vocab_size")
+    if isinstance(vocabulary, int) and not _same_vocabulary(vocabulary, target.vocab_size):
+        compare("vocab_size", vocabulary, target.vocab_size)
+    beyond = [layer for layer in layers or () if not 0 <= layer < target.num_layers]
+    if beyond:
+        faults.append(f"target_layer_ids: expected layers 0..{target.num_layers - 1}, found {beyond}")
+    if mask is not None and mask >= target.vocab_size:
+        faults.append(f"mask_token_id: expected a token id below {target.vocab_size}, found {mask}")
+    return faults
+
+
+def rope_theta(config: Mapping[str, Any]) -> float | None:
+    """Base of the rotary positions, from either place where configs keep it."""
+    parameters = config.get("rope_parameters")
+    nested = parameters.get("rope_theta") if isinstance(parameters, Mapping) else None
+    theta = config.get("rope_theta", nested)
+    return None if theta is None else float(theta)
+
+
+def _same_vocabulary(drafter: int, target: int) -> bool:
+    """Whether two sizes are one vocabulary, padded differently (151,936 and 152,064, for instance)."""
+    return abs(drafter - target) * 200 < max(drafter, target)
+
+
+def read_facts(config: Mapping[str, Any], target: TargetFacts) -> tuple[DFlashFacts | None, list[str]]:
+    """Reads a config for a target.
+
+    Args:
+        config: The checkpoint's `config.json`.
+        target: Sizes of the target it is to draft for.
+
+    Returns:
+        What it says, or None when that is too little to size the network; and every fault found, a
+        sentence each.
+    """
+    faults: list[str] = []
+    inner = _table(config, "dflash_config", faults)
+    refiner = _refiner(config, faults)
+
+    def integer(place: Mapping[str, Any], key: str, least: int, where: str = "") -> int | None:
+        value = place.get(key)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            found = "nothing" if value is None else repr(value)
+            faults.append(f"{where}{key}: expected an integer >= {least}, found {found}")
+            return None
+        return value
+
+    sizes = {key: integer(config, key, 1) for key in _SIZES}
+    block_size = _block_size(config, inner, faults)
+    mask = integer(inner, "mask_token_id", 0, "dflash_config.")
+    layers = inner.get("target_layer_ids")
+    if not (isinstance(layers, list) and layers and all(type(layer) is int for layer in layers)):
+        found = "nothing" if layers is None else repr(layers)
+        faults.append(
+            f"dflash_config.target_layer_ids: expected a list of layer numbers, found {found} "
+            "(guessing them gives a wrong drafter without an error)"
+        )
+        layers = None
+    kinds = set(config.get("layer_types") or ())
+    if kinds - {"full_attention"}:
+        faults.append(f"layer_types: expected full_attention alone, found {sorted(kinds)}")
+    if config.get("hidden_act", "silu") != "silu":
+        faults.append(f"hidden_act: expected 'silu', found {config['hidden_act']!r}")
+    faults += _misfits(config, mask, layers, target)
+    if block_size is None or mask is None or layers is None or None in sizes.values():
+        return None, faults
+    facts = DFlashFacts(
+        network=_network(config),
+        block_size=block_size,
+        mask_token_id=mask,
+        target_layer_ids=tuple(layers),
+        num_target_layers=config.get("num_target_layers"),
+        vocab_size=config.get("vocab_size"),
+        refiner=refiner,
+    )
+    return facts, faults
+
+
+def _network(config: Mapping[str, Any]) -> dict[str, Any]:
+    keys = (*_SIZES, "head_dim", "rms_norm_eps", "attention_bias", "max_position_embeddings")
+    network = {key: config[key] for key in keys if config.get(key) is not None}
+    network.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {"rope_type": "default"})
+    theta = rope_theta(config)
+    if theta is not None:
+        rope["rope_theta"] = theta
+    return {**network, "rope_parameters": rope}
+
+
+def _table(config: Mapping[str, Any], key: str, faults: list[str]) -> Mapping[str, Any]:
+    value = config.get(key, {})
+    if isinstance(value, Mapping):
+        return value
+    faults.append(f"{key}: expected an object, found {value!r}")
+    return {}
+
+
+def _block_size(config: Mapping[str, Any], inner: Mapping[str, Any], faults: list[str]) -> int | None:
+    found = [place["block_size"] for place in (config, inner) if "block_size" in place]
+    if not found:
+        faults.append("block_size: expected an integer >= 2, found nothing")
+    elif len(found) == 2 and found[0] != found[1]:
+        faults.append(f"block_size: expected one value, found {found[0]} and, in dflash_config, {found[1]}")
+    elif type(found[0]) is not int or found[0] < 2:
+        faults.append(f"block_size: expected an integer >= 2, found {found[0]!r}")
+    else:
+        return int(found[0])
+    return None
+
+
+def _refiner(config: Mapping[str, Any], faults: list[str]) -> str | None:
+    """The refiner's name: nested in newer files, at the top level in older ones."""
+    name = _table(config, "treeflash_config", faults).get("ar_approximation", config.get("ar_approximation"))
+    if name is not None and not isinstance(name, str):
+        faults.append(f"treeflash_config.ar_approximation: expected a name or null, found {name!r}")
+        return None
+    return name

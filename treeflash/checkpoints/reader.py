@@ -1,0 +1,176 @@
+"""Opening a checkpoint folder: safetensors, one file or several, by section."""
+
+import json
+from pathlib import Path
+from typing import Any, Self
+
+import attrs
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from treeflash.errors import CheckpointError
+
+REFINER_PREFIX = "ar_approximation."
+_OUTER_PREFIX = "model."
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@attrs.frozen
+class StoredTensor:
+    """Where a tensor lies.
+
+    Attributes:
+        file: Its safetensors file.
+        key: Its name in that file.
+        shape: Its shape.
+    """
+
+    file: Path
+    key: str
+    shape: tuple[int, ...]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The object.
+
+    Raises:
+        CheckpointError: When the file is missing or holds something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+@attrs.frozen
+class Checkpoint:
+    """A drafter's folder, its tensors sorted into sections; nothing is read until asked for.
+
+    Attributes:
+        folder: The folder.
+        config: Its `config.json`.
+        backbone: Tensors of the backbone by name, without the `model.` prefix some files have.
+        refiner: Tensors of the refiner by name, without their prefix.
+    """
+
+    folder: Path
+    config: dict[str, Any] = attrs.field(repr=False)
+    backbone: dict[str, StoredTensor] = attrs.field(repr=False)
+    refiner: dict[str, StoredTensor] = attrs.field(repr=False)
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Reads a folder's config and the names and shapes of its tensors.
+
+        Args:
+            folder: With `config.json` and either `model.safetensors` or an index of shards.
+
+        Returns:
+            The checkpoint.
+
+        Raises:
+            CheckpointError: When a file is missing, broken or a pickle.
+        """
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder}: expected a checkpoint folder, found none")
+        config = read_json(folder / "config.json")
+        backbone: dict[str, StoredTensor] = {}
+        refiner: dict[str, StoredTensor] = {}
+        for file in _weight_files(folder):
+            for key, shape in _shapes(file).items():
+                name = key.removeprefix(_OUTER_PREFIX)
+                section = refiner if name.startswith(REFINER_PREFIX) else backbone
+                name = name.removeprefix(REFINER_PREFIX)
+                if name in section:
+                    raise CheckpointError(f"{file}: tensor {key} is stored twice")
+                section[name] = StoredTensor(file, key, shape)
+        return cls(folder, config, backbone, refiner)
+
+    def load(self, module: nn.Module, section: str) -> list[str]:
+        """Fills a module with a section's tensors, if all of them fit.
+
+        Args:
+            module: Its parameters, on any device, say what is expected; they are replaced.
+            section: "backbone" or "refiner".
+
+        Returns:
+            What does not fit, a sentence each; the module is filled only when there is nothing.
+        """
+        stored: dict[str, StoredTensor] = getattr(self, section)
+        expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+        faults = [f"{section} tensor {name} is missing" for name in expected.keys() - stored.keys()]
+        faults += [
+            f"{section} tensor {stored[name].key} is unknown" for name in stored.keys() - expected.keys()
+        ]
+        for name in expected.keys() & stored.keys():
+            if stored[name].shape != expected[name]:
+                faults.append(
+                    f"{section} tensor {stored[name].key}: expected shape {list(expected[name])}, "
+                    f"found {list(stored[name].shape)}"
+                )
+        if faults:
+            return sorted(faults)
+        weights = self._read(stored)
+        faults = [
+            f"{section} tensor {stored[name].key} holds values that are not finite"
+            for name, tensor in weights.items()
+            if not bool(torch.isfinite(tensor).all())
+        ]
+        if not faults:
+            module.load_state_dict(weights, assign=True)
+            module.requires_grad_(False)
+        return sorted(faults)
+
+    def _read(self, stored: dict[str, StoredTensor]) -> dict[str, Tensor]:
+        weights: dict[str, Tensor] = {}
+        for file in {tensor.file for tensor in stored.values()}:
+            with safe_open(file, framework="pt") as handle:
+                for name, tensor in stored.items():
+                    if tensor.file == file:
+                        weights[name] = handle.get_tensor(tensor.key)
+        return weights
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{index}: expected a key weight_map, found none")
+        files = sorted({folder / str(name) for name in weight_map.values()})
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise CheckpointError(f"{index}: names files that are not there: {', '.join(missing)}")
+        return files
+    single = folder / "model.safetensors"
+    if single.is_file():
+        return [single]
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise CheckpointError(
+            f"{folder}: expected model.safetensors, found {', '.join(pickles)}; pickled weights can run "
+            "code and are not read: convert them to safetensors"
+        )
+    raise CheckpointError(
+        f"{folder}: expected model.safetensors or model.safetensors.index.json, found neither"
+    )
+
+
+def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        with safe_open(file, framework="pt") as handle:
+            return {key: tuple(handle.get_slice(key).get_shape()) for key in handle.keys()}
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file}: not a readable safetensors file ({error})") from None
