@@ -1,0 +1,67 @@
+"""The M likeliest tokens of each depth as contexts for the next: TreeFlash's first stage."""
+
+import attrs
+import torch
+from attrs.validators import ge
+from torch import Tensor
+
+from treeflash.interfaces import TreeBuilder
+from treeflash.types import BlockDraft, Lattice, Limits
+
+
+@attrs.frozen
+class TopM(TreeBuilder):
+    """Lays out `branching` contexts per depth.
+
+    With a refiner that looks at two tokens the contexts are pairs: the anchor with each of the M
+    tokens at depth 2, below it the M pairs of the greatest joint probability.
+
+    Attributes:
+        branching: Contexts per depth, M.
+        children: Children kept per context, K.
+    """
+
+    branching: int = attrs.field(default=16, validator=ge(1))
+    children: int = attrs.field(default=16, validator=ge(1))
+
+    def build(self, draft: BlockDraft, history: int, limits: Limits) -> Lattice:
+        """Takes the contexts from the backbone's own distributions."""
+        if history == 0:
+            return single_context(draft, self.children)
+        tokens, log_probs = draft.top_k(self.branching)
+        width = tokens.shape[-1]
+        first = draft.recent[:, None, None, 2 - history :].expand(-1, 1, width, -1)
+        below = tokens[:, :-1, :, None]
+        if history == 2 and draft.depth > 1:
+            below = _pairs(draft.recent[:, 1], tokens[:, :-1], log_probs[:, :-1])
+        contexts = torch.cat([first, below], dim=1)
+        is_context = torch.ones(contexts.shape[:3], dtype=torch.bool, device=contexts.device)
+        is_context[:, 0, 1:] = False
+        return Lattice(contexts, is_context, self.children)
+
+
+def single_context(draft: BlockDraft, children: int) -> Lattice:
+    """The lattice of distributions that depend on no earlier token: one empty context a depth.
+
+    Args:
+        draft: The backbone's draft.
+        children: Children kept per depth.
+
+    Returns:
+        A lattice with C = 1 and H = 0.
+    """
+    shape = (draft.recent.shape[0], draft.depth, 1)
+    contexts = draft.recent.new_zeros((*shape, 0))
+    return Lattice(contexts, contexts.new_ones(shape, dtype=torch.bool), children)
+
+
+def _pairs(anchor: Tensor, tokens: Tensor, log_probs: Tensor) -> Tensor:
+    """Contexts of two tokens for the depths from 2 on, `[B, P - 1, M, 2]`."""
+    width = tokens.shape[-1]
+    second = torch.stack([anchor[:, None].expand(-1, width), tokens[:, 0]], dim=-1)[:, None]
+    joint = log_probs[:, :-1, :, None] + log_probs[:, 1:, None, :]
+    best = joint.flatten(2).topk(width, dim=-1).indices
+    deeper = torch.stack(
+        [tokens[:, :-1].gather(2, best // width), tokens[:, 1:].gather(2, best % width)], dim=-1
+    )
+    return torch.cat([second, deeper], dim=1)

@@ -1,0 +1,149 @@
+"""The DFlash drafter: all positions of a block in one pass, from the target's hidden states.
+
+Source: DFlash (arXiv:2602.06036).
+"""
+
+from pathlib import Path
+from typing import ClassVar, Self
+
+import attrs
+import torch
+from attrs.validators import gt
+from torch import Tensor
+from transformers import Qwen3Config
+
+from treeflash.checkpoints.dflash_layout import DFlashFacts, read_facts
+from treeflash.checkpoints.reader import Checkpoint
+from treeflash.components.drafters.dflash_network import DFlashNetwork
+from treeflash.errors import CheckpointError, bullet_list
+from treeflash.interfaces import BuildContext, Drafter, Target
+from treeflash.types import BlockDraft, DraftHead, Limits
+
+
+@attrs.frozen
+class DFlashOptions:
+    """What a recipe says of the drafter.
+
+    Attributes:
+        checkpoint: Folder or hub name of a DFlash or TreeFlash checkpoint.
+        temperature: Divides the draft logits.
+    """
+
+    checkpoint: str
+    temperature: float = attrs.field(default=1.0, validator=gt(0))
+
+
+@attrs.define(eq=False)
+class DFlashState:
+    """What the drafter remembers of its sequences.
+
+    Attributes:
+        cache: `[layers, 2, B, heads, capacity, d]`: context keys and values, each written once.
+        length: Positions written.
+    """
+
+    cache: Tensor
+    length: int = 0
+
+
+@attrs.define(eq=False)
+class DFlash(Drafter):
+    """Drafts `block_size - 1` positions at once.
+
+    Attributes:
+        network: The weights.
+        facts: What the checkpoint says of itself.
+        temperature: Divides the draft logits.
+    """
+
+    Options: ClassVar[type | None] = DFlashOptions
+
+    network: DFlashNetwork
+    facts: DFlashFacts
+    temperature: float = 1.0
+    _target: Target | None = attrs.field(default=None, init=False)
+
+    @classmethod
+    def from_options(cls, options: DFlashOptions, context: BuildContext) -> Self:
+        """Reads the checkpoint that a recipe names."""
+        folder = context.locate(options.checkpoint)
+        return cls.from_checkpoint(folder, context.target, temperature=options.temperature)
+
+    @classmethod
+    def from_checkpoint(cls, folder: Path | str, target: Target, *, temperature: float = 1.0) -> Self:
+        """Reads a checkpoint's backbone for a target.
+
+        Args:
+            folder: With `config.json` and safetensors, in the DFlash or TreeFlash layout.
+            target: The target it will draft for.
+            temperature: Divides the draft logits.
+
+        Returns:
+            The drafter, in the target's dtype on its device.
+
+        Raises:
+            CheckpointError: Listing everything that does not fit.
+        """
+        checkpoint = Checkpoint.open(Path(folder))
+        facts, faults = read_facts(checkpoint.config, target.fingerprint())
+        if facts is None:
+            raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults))
+        with torch.device("meta"):
+            network = DFlashNetwork(Qwen3Config(**facts.network), len(facts.target_layer_ids))
+        faults += checkpoint.load(network, "backbone")
+        if faults:
+            raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults))
+        return cls(network.to(device=target.device, dtype=target.dtype).eval(), facts, temperature)
+
+    @property
+    def tap_layers(self) -> tuple[int, ...]:  # type: ignore[override]  # the checkpoint says which
+        """The checkpoint's `target_layer_ids`."""
+        return self.facts.target_layer_ids
+
+    @property
+    def max_depth(self) -> int:  # type: ignore[override]  # the checkpoint says how many
+        """The block without its anchor."""
+        return self.facts.block_size - 1
+
+    def bind(self, target: Target) -> None:
+        """Takes the target's embedding and head for its own."""
+        faults = self.facts.misfits(target.fingerprint())
+        if faults:
+            raise CheckpointError(bullet_list("the drafter was made for another target", faults))
+        self._target = target
+
+    def start(self, batch_size: int, capacity: int) -> DFlashState:
+        """Makes an empty context, with room for one block behind it."""
+        config = self.network.config
+        heads, width = config.num_key_value_heads, config.head_dim
+        layers, rows = config.num_hidden_layers, capacity + self.facts.block_size
+        weight = self.network.fc.weight
+        return DFlashState(weight.new_empty(layers, 2, batch_size, heads, rows, width))
+
+    def extend(self, state: DFlashState, token_ids: Tensor, taps: Tensor | None) -> None:
+        """Writes the new positions' context."""
+        assert taps is not None, "the engine taps what tap_layers asks for"
+        self.network.write_context(taps, state.cache, state.length)
+        state.length += taps.shape[1]
+
+    def rewind(self, state: DFlashState, length: int) -> None:
+        """Drops the context from `length` on."""
+        state.length = min(state.length, length)
+
+    def propose(self, state: DFlashState, recent: Tensor, limits: Limits) -> BlockDraft:
+        """Runs the backbone once; the whole block, since that is what it was trained on."""
+        target = self._target
+        assert target is not None, "bind comes first"
+        masks = recent.new_full((recent.shape[0], self.max_depth), self.facts.mask_token_id)
+        block = target.embed(torch.cat([recent[:, 1:], masks], dim=1))
+        hidden, normed = self.network(block, state.cache, state.length)
+        # Slot i predicts the token at slot i; slot 0 is the anchor itself.
+        used = slice(1, 1 + min(self.max_depth, limits.depth))
+        head = DraftHead(
+            embed=target.embed,
+            norm=self.network.norm,
+            project=target.project,
+            vocab_size=target.vocab_size,
+            temperature=self.temperature,
+        )
+        return BlockDraft(recent, hidden[:, used], normed[:, used], head)

@@ -1,0 +1,162 @@
+"""The DFlash backbone as a network: a block of masks attends to the target's hidden states.
+
+Source: DFlash (arXiv:2602.06036). Tensor names are those of its public checkpoints.
+"""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+
+def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions: `states` `[B, heads, n, d]`, `cos` and `sin` `[B, n, d]`."""
+    low, high = states.chunk(2, dim=-1)
+    return states * cos[:, None] + torch.cat([-high, low], dim=-1) * sin[:, None]
+
+
+class Attention(nn.Module):
+    """Block queries over the context's and the block's own keys and values.
+
+    Args:
+        config: Sizes.
+    """
+
+    def __init__(self, config: Qwen3Config) -> None:
+        super().__init__()
+        self.head_dim: int = config.head_dim
+        query, key = (
+            heads * self.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads)
+        )
+        bias = config.attention_bias
+        self.q_proj = nn.Linear(config.hidden_size, query, bias=bias)
+        self.k_proj = nn.Linear(config.hidden_size, key, bias=bias)
+        self.v_proj = nn.Linear(config.hidden_size, key, bias=bias)
+        self.o_proj = nn.Linear(query, config.hidden_size, bias=bias)
+        self.q_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+        self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+
+    def _heads(self, states: Tensor) -> Tensor:
+        return states.view(*states.shape[:-1], -1, self.head_dim)
+
+    def keys_values(self, states: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys (normed and rotated) and values of `states` `[B, n, D]`: `[B, heads, n, d]` each."""
+        keys = self.k_norm(self._heads(self.k_proj(states))).transpose(1, 2)
+        values = self._heads(self.v_proj(states)).transpose(1, 2)
+        return _rotate(keys, cos, sin), values
+
+    def forward(self, block: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Attention of the block, `[B, n, D]`, over all of `keys` and `values`, with no mask."""
+        queries = _rotate(self.q_norm(self._heads(self.q_proj(block))).transpose(1, 2), cos, sin)
+        mixed = functional.scaled_dot_product_attention(queries, keys, values, enable_gqa=True)
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class Mlp(nn.Module):
+    """SwiGLU.
+
+    Args:
+        config: Sizes.
+    """
+
+    def __init__(self, config: Qwen3Config) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """`[..., D]` to `[..., D]`."""
+        out: Tensor = self.down_proj(functional.silu(self.gate_proj(states)) * self.up_proj(states))
+        return out
+
+
+class Layer(nn.Module):
+    """Pre-norm decoder layer. The context enters its attention alone, as keys and values.
+
+    Args:
+        config: Sizes.
+    """
+
+    def __init__(self, config: Qwen3Config) -> None:
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = Mlp(config)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+
+class DFlashNetwork(nn.Module):
+    """Backbone weights and the two passes made over them: the context's and the block's.
+
+    Args:
+        config: Sizes, in Qwen3's terms.
+        num_taps: Target layers whose outputs make the context, L.
+    """
+
+    def __init__(self, config: Qwen3Config, num_taps: int) -> None:
+        super().__init__()
+        self.config = config
+        self.fc = nn.Linear(num_taps * config.hidden_size, config.hidden_size, bias=False)
+        self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def positions(self, like: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines `[1, n, d]` of the positions from `start` on, for `like` `[B, n, D]`."""
+        ids = torch.arange(start, start + like.shape[1], device=like.device)[None]
+        cos, sin = self.rotary(like, ids)
+        return cos, sin
+
+    @property
+    def rotary(self) -> Any:
+        """The rotary embedding; it has no weights, and is made on first use, on the weights' device."""
+        if "_rotary" not in self.__dict__:
+            # Kept out of the submodules: a checkpoint does not name it, a cast must not round it.
+            self.__dict__["_rotary"] = Qwen3RotaryEmbedding(self.config).to(self.fc.weight.device)
+        return self.__dict__["_rotary"]
+
+    def _with_rooms(self, cache: Tensor) -> Iterator[tuple[Layer, Tensor]]:
+        return zip(cast(list[Layer], self.layers), cache, strict=True)
+
+    def write_context(self, taps: Tensor, cache: Tensor, start: int) -> None:
+        """Writes the context keys and values of newly accepted positions.
+
+        Args:
+            taps: `[B, n, L * D]`, the target's tapped states.
+            cache: `[layers, 2, B, heads, capacity, d]`, written at `start` to `start + n`.
+            start: Position of the first.
+        """
+        context = self.hidden_norm(self.fc(taps))
+        cos, sin = self.positions(context, start)
+        rows = slice(start, start + taps.shape[1])
+        for layer, room in self._with_rooms(cache):
+            room[0, :, :, rows], room[1, :, :, rows] = layer.self_attn.keys_values(context, cos, sin)
+
+    def forward(self, block: Tensor, cache: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """Drafts one block.
+
+        Args:
+            block: Embeddings of the anchor and the masks, `[B, 1 + P, D]`.
+            cache: `[layers, 2, B, heads, capacity, d]`: context up to `start`; the rows behind are
+                used as scratch room.
+            start: The anchor's position.
+
+        Returns:
+            Hidden states before and behind the final norm, `[B, 1 + P, D]` each.
+        """
+        cos, sin = self.positions(block, start)
+        rows = slice(start, start + block.shape[1])
+        states = block
+        for layer, room in self._with_rooms(cache):
+            normed = layer.input_layernorm(states)
+            room[0, :, :, rows], room[1, :, :, rows] = layer.self_attn.keys_values(normed, cos, sin)
+            keys, values = room[0, :, :, : rows.stop], room[1, :, :, : rows.stop]
+            states = states + layer.self_attn(normed, keys, values, cos, sin)
+            states = states + layer.mlp(layer.post_attention_layernorm(states))
+        return states, self.norm(states)

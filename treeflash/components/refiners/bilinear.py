@@ -1,0 +1,87 @@
+"""A refiner that corrects logits, not hidden states: a low-rank score of each pair of tokens."""
+
+from typing import Any, ClassVar, Self
+
+import attrs
+import torch
+from attrs.validators import ge
+from torch import Tensor, nn
+
+from treeflash.components.refiners.trained import TrainedRefiner
+from treeflash.interfaces import BuildContext, Target
+from treeflash.types import BlockDraft
+
+
+class BilinearNetwork(nn.Module):
+    """Weights of the score.
+
+    Args:
+        hidden: D.
+        vocabulary: Rows of both tables.
+        rank: Numbers per token.
+    """
+
+    def __init__(self, hidden: int, vocabulary: int, rank: int) -> None:
+        super().__init__()
+        self.predecessor = nn.Embedding(vocabulary, rank)
+        self.projection = nn.Linear(hidden, rank)
+        self.successor = nn.Embedding(vocabulary, rank)
+        nn.init.zeros_(self.successor.weight)
+
+
+@attrs.frozen
+class BilinearOptions:
+    """What a recipe says of the refiner.
+
+    Attributes:
+        checkpoint: Folder or hub name of the checkpoint; the drafter's when not given.
+        candidates: Of each position's likeliest tokens, how many are scored anew; the others keep
+            their probability, up to the common normaliser.
+    """
+
+    checkpoint: str | None = None
+    candidates: int = attrs.field(default=64, validator=ge(1))
+
+
+@attrs.define(eq=False)
+class Bilinear(TrainedRefiner):
+    """Adds `<predecessor[y] * projection(normed), successor[v]>` to the marginal logit of `v`.
+
+    Nothing as wide as the vocabulary is computed per context: the backbone's own distribution gives
+    the candidates, and what they had and now have of its mass gives the normaliser.
+
+    Attributes:
+        candidates: As in the options.
+    """
+
+    Options: ClassVar[type | None] = BilinearOptions
+    layout: ClassVar[str] = "bilinear"
+
+    candidates: int = 64
+
+    @classmethod
+    def from_options(cls, options: BilinearOptions, context: BuildContext) -> Self:
+        """Reads the checkpoint, then sets the number of candidates."""
+        refiner = super().from_options(options, context)
+        refiner.candidates = options.candidates
+        return refiner
+
+    @classmethod
+    def make_network(cls, config: dict[str, Any], target: Target) -> nn.Module:
+        """Takes the rank from the config's `treeflash_config.rank`."""
+        rank = config.get("treeflash_config", {}).get("rank", 64)
+        return BilinearNetwork(target.hidden_size, target.vocab_size, rank)
+
+    def children(self, draft: BlockDraft, slots: Tensor, previous: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Scores the candidates anew."""
+        network = self.network
+        ids, log_probs = draft.top_k(max(self.candidates, k))
+        keys = network.successor(ids)
+        queries = network.predecessor(previous[..., 0]) * network.projection(draft.normed)[:, slots]
+        scores = torch.einsum("bfr,bfcr->bfc", queries, keys[:, slots]).float()
+        ids, log_probs = ids[:, slots], log_probs[:, slots]
+        refined = log_probs + scores
+        rest = (1 - log_probs.exp().sum(dim=-1, keepdim=True)).clamp(min=0)
+        total = torch.logaddexp(torch.logsumexp(refined, dim=-1, keepdim=True), rest.log())
+        best, order = (refined - total).topk(min(k, refined.shape[-1]), dim=-1)
+        return ids.gather(2, order), best

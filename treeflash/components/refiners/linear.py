@@ -1,0 +1,42 @@
+"""The ablation of the SwiGLU refiner: one linear map in its place."""
+
+from typing import Any, ClassVar
+
+import attrs
+from torch import Tensor, nn
+
+from treeflash.components.refiners.trained import HiddenRefiner, per_source
+from treeflash.interfaces import Target
+
+_NORM_EPS = 1e-6
+
+
+class LinearNetwork(nn.Module):
+    """Weights of the map.
+
+    Args:
+        hidden: D.
+    """
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(hidden, eps=_NORM_EPS)
+        self.linear = nn.Linear(2 * hidden, hidden, bias=False)
+        nn.init.zeros_(self.linear.weight)
+
+
+@attrs.define(eq=False)
+class Linear(HiddenRefiner):
+    """Adds a linear map of the previous token's embedding and the hidden state."""
+
+    layout: ClassVar[str] = "linear"
+
+    @classmethod
+    def make_network(cls, config: dict[str, Any], target: Target) -> nn.Module:
+        """Has no size of its own."""
+        return LinearNetwork(target.hidden_size)
+
+    def correction(self, embedded: Tensor, normed: Tensor, slots: Tensor) -> Tensor:
+        """Applies the map."""
+        network = self.network
+        return per_source(network.linear.weight, network.norm(embedded), normed, slots)

@@ -1,0 +1,52 @@
+"""TreeFlash's refiner: a SwiGLU layer that sees the previous token."""
+
+from typing import Any, ClassVar
+
+import attrs
+from torch import Tensor, nn
+from torch.nn import functional
+
+from treeflash.components.refiners.trained import HiddenRefiner, per_source
+from treeflash.interfaces import Target
+
+_NORM_EPS = 1e-6
+
+
+class SwiGluNetwork(nn.Module):
+    """Weights of the layer.
+
+    Args:
+        hidden: D.
+        intermediate: I.
+        history: Tokens seen.
+    """
+
+    def __init__(self, hidden: int, intermediate: int, history: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(hidden, eps=_NORM_EPS)
+        self.ug = nn.Linear((history + 1) * hidden, 2 * intermediate)
+        self.d = nn.Linear(intermediate, hidden, bias=False)
+        nn.init.zeros_(self.d.weight)
+
+
+@attrs.define(eq=False)
+class SwiGlu(HiddenRefiner):
+    """Adds `d(silu(gate) * up)` of the previous token's embedding and the hidden state.
+
+    Source: TreeFlash, AR approximation.
+    """
+
+    layout: ClassVar[str] = "swiglu"
+
+    @classmethod
+    def make_network(cls, config: dict[str, Any], target: Target) -> nn.Module:
+        """Takes the width from the config's `intermediate_size`."""
+        return SwiGluNetwork(target.hidden_size, config["intermediate_size"], cls.history)
+
+    def correction(self, embedded: Tensor, normed: Tensor, slots: Tensor) -> Tensor:
+        """Runs the layer."""
+        network = self.network
+        both = per_source(network.ug.weight, network.norm(embedded), normed, slots) + network.ug.bias
+        up, gate = both.chunk(2, dim=-1)
+        out: Tensor = network.d(functional.silu(gate) * up)
+        return out

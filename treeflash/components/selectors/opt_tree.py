@@ -1,0 +1,118 @@
+"""The tree with the greatest expected number of accepted tokens."""
+
+from collections.abc import Sequence
+
+import attrs
+import torch
+from attrs.validators import ge, optional
+from torch import Tensor
+
+from treeflash.interfaces import Selector
+from treeflash.proposal import Proposal
+from treeflash.statistics import StepRecord
+from treeflash.tree import TokenTree
+from treeflash.types import Limits
+
+
+@attrs.frozen
+class OptTree(Selector):
+    """Keeps the `budget` heaviest nodes, explored level by level without leaving the device.
+
+    The expected number of accepted tokens is the sum of the nodes' weights, and a weight never grows
+    along a path: so the heaviest nodes form a tree, and no tree of that size is better.
+
+    Source: OPT-Tree (Wang et al. 2024, arXiv:2406.17276).
+
+    Attributes:
+        budget: Draft nodes, the root excluded.
+        beam: Nodes of a level whose children are looked at; exact when not below the budget, which
+            is the default.
+    """
+
+    budget: int = attrs.field(default=63, validator=ge(0))
+    beam: int | None = attrs.field(default=None, validator=optional(ge(1)))
+
+    def plan(self, steps: Sequence[StepRecord], limits: Limits) -> Limits:
+        """Cuts the nodes to the budget."""
+        return attrs.evolve(limits, nodes=min(limits.nodes, self.budget))
+
+    def select(self, proposal: Proposal, limits: Limits) -> TokenTree:
+        """Explores the levels, then keeps the heaviest nodes of all."""
+        anchor = proposal.anchor
+        depth_limit = min(limits.depth, proposal.depth)
+        beam = min(limits.nodes, self.beam or limits.nodes)
+        root = TokenTree.root_only(anchor)
+        # Nodes in the order found: depth by depth, by falling weight within one.
+        tokens, parents, depths, weights = [root.token_ids], [root.parents], [root.depths], [root.log_weights]
+        handles, level_weights = proposal.root(), root.log_weights
+        level_index = torch.zeros_like(handles)
+        found = 1
+        for depth in range(1, depth_limit + 1):
+            children = proposal.children(depth, handles)
+            width = children.token_ids.shape[2]
+            # A rounded probability can exceed 1; no child may outweigh its parent.
+            paths = level_weights[:, :, None] + children.log_probs.clamp(max=0)
+            paths = paths.masked_fill((handles < 0)[:, :, None], -torch.inf)
+            best, order = paths.flatten(1).sort(dim=1, descending=True, stable=True)
+            best, order = best[:, : limits.nodes], order[:, : limits.nodes]
+            tokens.append(children.token_ids.flatten(1).gather(1, order))
+            parents.append(level_index.gather(1, order // width))
+            depths.append(torch.full_like(order, depth))
+            weights.append(best)
+            level_index = torch.arange(found, found + best.shape[1], device=best.device).expand_as(order)
+            found += best.shape[1]
+
+            handles = children.handles.flatten(1).gather(1, order)
+            handles, level_index, level_weights = _frontier(
+                handles[:, :beam], level_index[:, :beam], best[:, :beam], torch.cat(weights, 1), limits.nodes
+            )
+            if handles.shape[1] == 0:
+                break
+        return _keep_heaviest(
+            torch.cat(tokens, 1),
+            torch.cat(parents, 1),
+            torch.cat(depths, 1),
+            torch.cat(weights, 1),
+            limits.nodes + 1,
+            depth_limit,
+        )
+
+
+def _frontier(
+    handles: Tensor, index: Tensor, weights: Tensor, found: Tensor, nodes: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Drops the nodes below which nothing can enter the tree any more."""
+    bar = found.topk(min(nodes + 1, found.shape[1]), dim=1).values[:, -1:]
+    if found.shape[1] <= nodes:
+        bar = torch.full_like(bar, -torch.inf)
+    alive = (handles >= 0) & (weights >= bar) & (weights > -torch.inf)
+    if handles.device.type == "cpu":
+        # By falling weight, so the live ones need not be packed, only cut behind the last. Asking a
+        # GPU where that is would cost a transfer; there the dead ones stay, masked.
+        columns = alive.any(dim=0).nonzero()
+        width = int(columns[-1]) + 1 if len(columns) else 0
+        handles, index, weights, alive = (part[:, :width] for part in (handles, index, weights, alive))
+    return handles.masked_fill(~alive, -1), index, weights
+
+
+def _keep_heaviest(
+    tokens: Tensor, parents: Tensor, depths: Tensor, weights: Tensor, size: int, max_depth: int
+) -> TokenTree:
+    """Sorts all nodes by weight, parents first among equals, and keeps the first `size`."""
+    ordered, order = weights.sort(dim=1, descending=True, stable=True)
+    rank = torch.empty_like(order)
+    rank.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
+    num_nodes = (ordered > -torch.inf).sum(dim=1).clamp(max=size)
+    if order.device.type == "cpu":
+        size = int(num_nodes.max())
+    order = order[:, :size]
+    old_parents = parents.gather(1, order)
+    new_parents = rank.gather(1, old_parents.clamp(min=0)).masked_fill(old_parents < 0, -1)
+    return TokenTree(
+        token_ids=tokens.gather(1, order),
+        parents=new_parents,
+        depths=depths.gather(1, order),
+        log_weights=ordered[:, :size],
+        num_nodes=num_nodes,
+        max_depth=max_depth,
+    )
