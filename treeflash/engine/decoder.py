@@ -1,0 +1,264 @@
+"""A decoder: six parts that fit together, and the loop over them."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from treeflash.components.drafters.none import NoDrafter
+from treeflash.components.selectors.opt_tree import OptTree
+from treeflash.components.verifiers.sdpa_tree import SdpaTree
+from treeflash.engine.generation import Emission, Generation
+from treeflash.engine.step import commit, speculate
+from treeflash.engine.stopping import StopRule
+from treeflash.engine.stopwatch import Stopwatch
+from treeflash.errors import CompositionError, InputError
+from treeflash.interfaces import Drafter, Refiner, Selector, Target, TreeBuilder, Verifier
+from treeflash.sampling import Draws
+from treeflash.statistics import Statistics, StepRecord
+from treeflash.types import DecodeState, Limits
+
+# More than any selector asks for; what it makes of it sizes the cache.
+_UNLIMITED_NODES = 1 << 16
+
+
+@attrs.define(eq=False)
+class Decoder:
+    """Decodes a target through trees; the text is the target's own.
+
+    Attributes:
+        target: Whose text is wanted.
+        drafter: Guesses how it goes on; without one, decoding is plain.
+        builder: Lays out contexts; needed behind a drafter of blocks, and only there.
+        refiner: Corrects the draft; needed behind a drafter of blocks, and only there.
+        selector: Chooses the tree.
+        verifier: Accepts a path of it.
+
+    Raises:
+        CompositionError: When the parts do not fit together.
+        CheckpointError: When a part was made for another target.
+    """
+
+    target: Target
+    drafter: Drafter = attrs.field(factory=NoDrafter)
+    builder: TreeBuilder | None = None
+    refiner: Refiner | None = None
+    selector: Selector = attrs.field(factory=OptTree)
+    verifier: Verifier = attrs.field(factory=SdpaTree)
+
+    def __attrs_post_init__(self) -> None:
+        faults = misfits(
+            type(self.drafter),
+            None if self.builder is None else type(self.builder),
+            None if self.refiner is None else type(self.refiner),
+        )
+        if faults:
+            raise CompositionError("; ".join(faults))
+        self.drafter.bind(self.target)
+        if self.refiner is not None:
+            self.refiner.bind(self.target)
+
+    def generate(
+        self,
+        token_ids: Sequence[int] | Tensor,
+        *,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        seed: int = 0,
+        sequence: int = 0,
+        stop_ids: Sequence[int] | None = None,
+        time_stages: bool = False,
+        on_emission: Callable[[Emission], None] | None = None,
+    ) -> Generation:
+        """Decodes to the end.
+
+        Args:
+            token_ids: The prompt: token ids, or int64 `[S]` or `[1, S]`.
+            max_new_tokens: Tokens to write at most.
+            temperature: 0 takes the likeliest token; above, tokens are sampled.
+            seed: Of the draws. The same seed gives the same text, whatever is drafted.
+            sequence: Number of this text under that seed.
+            stop_ids: Tokens that end the text; the target's own when not given.
+            time_stages: Wait for the GPU behind each stage, so that its time is known. On a CPU it
+                always is.
+            on_emission: Called with what each step adds, as it comes.
+
+        Returns:
+            The text and its statistics.
+
+        Raises:
+            InputError: For a prompt or setting that cannot be decoded.
+        """
+        start = time.perf_counter()
+        tokens: list[int] = []
+        records: list[StepRecord] = []
+        first, reason = start, ""
+        for emission in self.stream(
+            token_ids,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            seed=seed,
+            sequence=sequence,
+            stop_ids=stop_ids,
+            time_stages=time_stages,
+        ):
+            if on_emission is not None:
+                on_emission(emission)
+            tokens += emission.token_ids
+            reason = emission.stop_reason or reason
+            if emission.record is None:
+                first = time.perf_counter()
+            else:
+                records.append(emission.record)
+        end = time.perf_counter()
+        return Generation(
+            token_ids=tokens,
+            prompt_tokens=len(token_ids) if not isinstance(token_ids, Tensor) else token_ids.shape[-1],
+            stop_reason=reason,
+            statistics=Statistics(records, first - start, end - first),
+        )
+
+    def stream(
+        self,
+        token_ids: Sequence[int] | Tensor,
+        *,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        seed: int = 0,
+        sequence: int = 0,
+        stop_ids: Sequence[int] | None = None,
+        time_stages: bool = False,
+    ) -> Iterator[Emission]:
+        """Decodes step by step.
+
+        Args:
+            token_ids: As in `generate`.
+            max_new_tokens: As in `generate`.
+            temperature: As in `generate`.
+            seed: As in `generate`.
+            sequence: As in `generate`.
+            stop_ids: As in `generate`.
+            time_stages: As in `generate`.
+
+        Yields:
+            First the token that the prefill gives, then what each step adds.
+
+        Raises:
+            InputError: For a prompt or setting that cannot be decoded.
+        """
+        prompt = self._prompt(token_ids)
+        rule = self._stop_rule(prompt, max_new_tokens, stop_ids)
+        try:
+            draws = Draws(temperature, seed, (sequence,))
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        room = self.selector.plan((), Limits(_UNLIMITED_NODES, self.drafter.max_depth)).nodes
+        state, tokens = self._prefill(prompt, prompt.shape[1] + rule.limit + room + 1, draws)
+        emitted, reason = rule.clip(tokens, 0)
+        yield Emission(emitted, None, [], None, reason)
+
+        have, steps = len(emitted), list[StepRecord]()
+        watch = Stopwatch(self.target.device, synchronise=time_stages)
+        while reason is None:
+            # The bonus token needs no draft: one level less than can still be emitted.
+            depth = min(self.drafter.max_depth, rule.limit - have - 1)
+            tree, acceptance = speculate(self, state, draws, steps, Limits(room, depth), watch)
+            emitted, reason = rule.clip(acceptance.tokens[0], have)
+            if reason is None:
+                commit(self, state, acceptance, watch)
+            have += len(emitted)
+            steps.append(
+                StepRecord(
+                    num_drafted=int(tree.num_nodes[0]) - 1 if tree.size > 1 else 0,
+                    tree_depth=tree.max_depth,
+                    num_accepted=acceptance.num_accepted[0],
+                    num_emitted=len(emitted),
+                    seconds=watch.take(),
+                )
+            )
+            yield Emission(emitted, tree, acceptance.paths[0], steps[-1], reason)
+
+    def _prompt(self, token_ids: Sequence[int] | Tensor) -> Tensor:
+        prompt = torch.as_tensor(token_ids)
+        if prompt.ndim == 1:
+            prompt = prompt[None]
+        if prompt.ndim != 2 or prompt.shape[0] != 1:
+            raise InputError(
+                f"one sequence at a time is decoded; expected token ids of shape [S] or [1, S], "
+                f"found {list(prompt.shape)}"
+            )
+        if prompt.shape[1] == 0:
+            raise InputError("the prompt is empty: expected at least one token to decode from")
+        if prompt.is_floating_point() or prompt.dtype == torch.bool:
+            raise InputError(f"token ids must be integers, found {prompt.dtype}")
+        lowest, highest = int(prompt.min()), int(prompt.max())
+        if lowest < 0 or highest >= self.target.vocab_size:
+            found = lowest if lowest < 0 else highest
+            raise InputError(f"token ids must be in 0..{self.target.vocab_size - 1}, found {found}")
+        return prompt.to(device=self.target.device, dtype=torch.int64)
+
+    def _stop_rule(self, prompt: Tensor, max_new_tokens: int, stop_ids: Sequence[int] | None) -> StopRule:
+        if max_new_tokens < 1:
+            raise InputError(f"max_new_tokens must be >= 1, found {max_new_tokens}")
+        limit = self.target.max_positions
+        if limit is not None and prompt.shape[1] >= limit:
+            raise InputError(
+                f"the prompt has {prompt.shape[1]} tokens, and the target's {limit} positions leave no room "
+                "for an answer"
+            )
+        stops = self.target.stop_ids if stop_ids is None else stop_ids
+        return StopRule.make(stops, prompt.shape[1], max_new_tokens, limit)
+
+    @torch.inference_mode()
+    def _prefill(self, prompt: Tensor, capacity: int, draws: Draws) -> tuple[DecodeState, list[int]]:
+        """Reads the prompt, and chooses the first token."""
+        target, drafter = self.target, self.drafter
+        state = DecodeState(
+            recent=prompt[:, -1:],
+            lengths=torch.tensor([prompt.shape[1]]),
+            target=target.start(prompt.shape[0], capacity, drafter.tap_layers),
+            drafter=drafter.start(prompt.shape[0], capacity),
+        )
+        output = target.prefill(state.target, prompt)
+        # The last prompt token plays the root: the token behind it is chosen as behind any node.
+        depths = torch.zeros_like(prompt[:, -1:])
+        chosen = draws.choose(output.logits, state.lengths - 1, depths, 0)
+        drafter.extend(state.drafter, prompt, output.taps)
+        state.recent = torch.cat([prompt[:, -1:], chosen], dim=1)
+        return state, chosen[:, 0].tolist()
+
+
+def misfits(
+    drafter: type[Drafter], builder: type[TreeBuilder] | None, refiner: type[Refiner] | None
+) -> list[str]:
+    """Says why a drafter, builder and refiner cannot stand behind one another.
+
+    Args:
+        drafter: The drafter's class.
+        builder: The builder's class, None for none.
+        refiner: The refiner's class, None for none.
+
+    Returns:
+        One sentence per fault.
+    """
+    given = {"builder": builder, "refiner": refiner}
+    if not drafter.drafts_blocks:
+        return [
+            f"drafter {drafter.__name__} gives no hidden states to build on: expected no {kind} behind it, "
+            f"found {part.__name__}"
+            for kind, part in given.items()
+            if part is not None
+        ]
+    faults = [
+        f"drafter {drafter.__name__} drafts blocks: expected a {kind} behind it, found none"
+        for kind, part in given.items()
+        if part is None
+    ]
+    if builder is not None and refiner is not None and refiner.history > builder.max_history:
+        faults.append(
+            f"refiner {refiner.__name__} looks at the last {refiner.history} tokens, and builder "
+            f"{builder.__name__} lays out contexts of {builder.max_history}"
+        )
+    return faults

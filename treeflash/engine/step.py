@@ -1,0 +1,85 @@
+"""One speculative step, from a state to the tokens it adds."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from treeflash.engine.stopwatch import Stopwatch
+from treeflash.interfaces import Drafter, Refiner, Selector, Target, TreeBuilder, Verifier
+from treeflash.sampling import Draws
+from treeflash.statistics import StepRecord
+from treeflash.tree import TokenTree
+from treeflash.types import Acceptance, BlockDraft, DecodeState, Limits
+
+
+class Parts(Protocol):
+    """The parts that a step is made of."""
+
+    target: Target
+    drafter: Drafter
+    builder: TreeBuilder | None
+    refiner: Refiner | None
+    selector: Selector
+    verifier: Verifier
+
+
+@torch.inference_mode()
+def speculate(
+    parts: Parts,
+    state: DecodeState,
+    draws: Draws,
+    steps: Sequence[StepRecord],
+    limits: Limits,
+    watch: Stopwatch,
+) -> tuple[TokenTree, Acceptance]:
+    """Drafts a tree and verifies it.
+
+    Args:
+        parts: What to use.
+        state: Where the sequences stand; the committed part of it is left as it is.
+        draws: How the target chooses.
+        steps: What happened so far.
+        limits: What the step can use at most.
+        watch: Measures the stages.
+
+    Returns:
+        The tree, and what the target accepted of it.
+    """
+    limits = parts.selector.plan(steps, limits)
+    tree = TokenTree.root_only(state.anchor)
+    if limits.allow_drafting:
+        draft = parts.drafter.propose(state.drafter, state.recent, limits)
+        watch.lap("draft")
+        if isinstance(draft, BlockDraft):
+            assert parts.builder is not None, "checked when composed"
+            assert parts.refiner is not None, "checked when composed"
+            lattice = parts.builder.build(draft, parts.refiner.history, limits)
+            watch.lap("build")
+            draft = parts.refiner.refine(draft, lattice)
+            watch.lap("refine")
+        tree = parts.selector.select(draft, limits)
+        watch.lap("select")
+    acceptance = parts.verifier.verify(parts.target, state, tree, draws)
+    watch.lap("verify")
+    return tree, acceptance
+
+
+@torch.inference_mode()
+def commit(parts: Parts, state: DecodeState, acceptance: Acceptance, watch: Stopwatch) -> None:
+    """Makes the accepted path part of the state.
+
+    Args:
+        parts: What is used.
+        state: Where the sequences stand; moved on.
+        acceptance: From `speculate`.
+        watch: Measures the stage.
+    """
+    parts.target.commit(state.target, acceptance.paths)
+    # In the cache now: the anchor and the accepted tokens. The last token chosen is the new anchor.
+    chosen = torch.tensor(acceptance.tokens).to(state.recent.device, non_blocking=True)
+    grown = torch.cat([state.recent[:, 1:], chosen], dim=1)
+    parts.drafter.extend(state.drafter, grown[:, :-1], acceptance.taps)
+    state.recent = grown[:, -2:]
+    state.lengths = state.lengths + torch.tensor([len(path) for path in acceptance.paths])
+    watch.lap("commit")
