@@ -1,0 +1,27 @@
+"""The command line; each command in a file of its own."""
+
+import sys
+
+import click
+
+from treeflash import __version__
+from treeflash.cli.generate import generate
+from treeflash.errors import TreeflashError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="treeflash")
+def commands() -> None:
+    """Lossless tree speculative decoding from interchangeable parts."""
+
+
+commands.add_command(generate)
+
+
+def main() -> None:
+    """Runs a command; a user's mistake is one message and exit status 2."""
+    try:
+        commands()
+    except TreeflashError as error:
+        click.echo(f"treeflash: {error}", err=True)
+        sys.exit(2)

@@ -1,0 +1,97 @@
+"""`treeflash generate`: one answer, streamed."""
+
+import json
+from typing import Any
+
+import click
+
+from treeflash.engine import Decoder, Emission, Generation
+from treeflash.engine.stopping import STOP_TOKEN
+from treeflash.errors import InputError
+from treeflash.plugins import Registry
+from treeflash.recipe import Recipe, merge, parse_overrides
+from treeflash.target import HuggingFaceTarget
+from treeflash.target.text import TextCodec, TextStream
+
+
+@click.command()
+@click.argument("recipe")
+@click.argument("prompt")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True)
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--dtype", help="Of the target, in place of the recipe's.")
+@click.option("-o", "overrides", multiple=True, metavar="TABLE.KEY=VALUE", help="Overrides the recipe.")
+@click.option("--raw", is_flag=True, help="Take PROMPT as it is, not as a user's turn of a chat.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def generate(
+    recipe: str,
+    prompt: str,
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    dtype: str | None,
+    overrides: tuple[str, ...],
+    raw: bool,
+    as_json: bool,
+) -> None:
+    """Answer PROMPT with RECIPE, the name of a recipe or the path of one."""
+    if not prompt:
+        raise InputError("the prompt is empty: expected at least one character")
+    shorthand = {} if dtype is None else {"target": {"dtype": dtype}}
+    registry = Registry.load()
+    checked = Recipe.load(recipe, registry, merge(shorthand, parse_overrides(overrides)))
+    decoder = checked.build(registry)
+    codec = _codec(decoder)
+    stream = TextStream(codec)
+    pieces: list[str] = []
+
+    def show(piece: str) -> None:
+        pieces.append(piece)
+        if not as_json:
+            click.echo(piece, nl=False)
+
+    def receive(emission: Emission) -> None:
+        stopped = emission.stop_reason == STOP_TOKEN
+        show(stream.push(emission.token_ids[:-1] if stopped else emission.token_ids))
+
+    result = decoder.generate(
+        codec.encode_raw(prompt) if raw else codec.encode_chat(prompt),
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
+        on_emission=receive,
+    )
+    show(stream.close())
+    click.echo(json.dumps(_report(result, "".join(pieces))) if as_json else f"\n\n{_summary(result)}")
+
+
+def _codec(decoder: Decoder) -> TextCodec:
+    target = decoder.target
+    if not isinstance(target, HuggingFaceTarget) or target.text is None:
+        raise InputError("the target comes without a tokenizer: expected one beside the model")
+    return target.text
+
+
+def _report(result: Generation, text: str) -> dict[str, Any]:
+    statistics = result.statistics
+    return {
+        "text": text,
+        "token_ids": list(result.token_ids),
+        "prompt_tokens": result.prompt_tokens,
+        "new_tokens": result.new_tokens,
+        "steps": len(statistics.steps),
+        "block_efficiency": statistics.block_efficiency,
+        "tokens_per_second": result.tokens_per_second,
+        "accepted_per_depth": statistics.accepted_per_depth,
+        "stop_reason": result.stop_reason,
+    }
+
+
+def _summary(result: Generation) -> str:
+    statistics = result.statistics
+    return (
+        f"[{result.new_tokens} tokens in {len(statistics.steps)} steps, "
+        f"block efficiency {statistics.block_efficiency:.2f}, "
+        f"{result.tokens_per_second:.1f} tokens/s, ended by {result.stop_reason}]"
+    )

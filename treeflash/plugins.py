@@ -1,0 +1,144 @@
+"""Finding what is installed: one registry, asked by kind and name."""
+
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import attrs
+import pluggy
+
+from treeflash import builtin, hookspecs
+from treeflash.errors import PluginError, UnknownNameError, nearest
+from treeflash.interfaces import Component
+
+KINDS = ("drafter", "builder", "refiner", "selector", "verifier")
+
+
+@attrs.frozen
+class Registered:
+    """Something a plugin added.
+
+    Attributes:
+        value: What it added.
+        origin: The plugin's name.
+    """
+
+    value: Any
+    origin: str
+
+
+@attrs.frozen
+class Registry:
+    """Everything installed, by kind and name.
+
+    Attributes:
+        components: For each of `KINDS`, component classes by name.
+        targets: Functions that return a model's folder, by name.
+        recipes: Recipe files by name.
+        failures: Plugins that could not be loaded and why, by name.
+    """
+
+    components: Mapping[str, Mapping[str, Registered]]
+    targets: Mapping[str, Registered]
+    recipes: Mapping[str, Registered]
+    failures: Mapping[str, str]
+
+    @classmethod
+    def load(cls) -> Self:
+        """Asks the built-in parts and every installed plugin.
+
+        Returns:
+            A registry of its own; nothing is kept between two calls.
+
+        Raises:
+            PluginError: When two plugins claim one name.
+        """
+        manager = pluggy.PluginManager(hookspecs.PROJECT)
+        manager.add_hookspecs(hookspecs)
+        manager.register(builtin, name="treeflash")
+        failures: dict[str, str] = {}
+        for distribution in importlib.metadata.distributions():
+            for entry in distribution.entry_points.select(group=hookspecs.PROJECT):
+                name = distribution.metadata["Name"]
+                try:
+                    plugin = entry.load()
+                    if not manager.is_registered(plugin):
+                        manager.register(plugin, name=name)
+                except Exception as error:  # whatever a stranger's module raises
+                    failures[name] = f"{type(error).__name__}: {error}"
+        components = {kind: _named(manager, f"treeflash_{kind}s") for kind in KINDS}
+        return cls(components, _named(manager, "treeflash_targets"), _recipes(manager), failures)
+
+    def component(self, kind: str, name: str) -> type[Component]:
+        """Finds a component class.
+
+        Args:
+            kind: One of `KINDS`.
+            name: As a recipe names it.
+
+        Returns:
+            The class.
+
+        Raises:
+            UnknownNameError: When there is none.
+        """
+        found: type[Component] = self._find(self.components[kind], kind, name)
+        return found
+
+    def target(self, name: str) -> Callable[[], Path] | None:
+        """Finds a target that a plugin provides; None when the name is not one."""
+        found = self.targets.get(name)
+        return None if found is None else found.value
+
+    def recipe(self, name: str) -> Path:
+        """Finds a recipe file by name.
+
+        Args:
+            name: The file's name without its ending.
+
+        Returns:
+            The file.
+
+        Raises:
+            UnknownNameError: When there is none.
+        """
+        found: Path = self._find(self.recipes, "recipe", name)
+        return found
+
+    def _find(self, among: Mapping[str, Registered], kind: str, name: str) -> Any:
+        if name in among:
+            return among[name].value
+        failed = "".join(f"; plugin {plugin} failed: {why}" for plugin, why in self.failures.items())
+        raise UnknownNameError(f"no {kind} is called {name!r}{nearest(name, among)}{failed}")
+
+
+def _answers(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Any]]:
+    """What each plugin answers to a hook, in a fixed order."""
+    implementations = getattr(manager.hook, hook).get_hookimpls()
+    return [(item.plugin_name, item.function()) for item in implementations]
+
+
+def _named(manager: pluggy.PluginManager, hook: str) -> dict[str, Registered]:
+    merged: dict[str, Registered] = {}
+    for origin, answer in _answers(manager, hook):
+        for name, value in answer.items():
+            _add(merged, name, Registered(value, origin), hook)
+    return merged
+
+
+def _recipes(manager: pluggy.PluginManager) -> dict[str, Registered]:
+    merged: dict[str, Registered] = {}
+    for origin, folder in _answers(manager, "treeflash_recipes"):
+        for file in sorted(Path(folder).rglob("*.toml")):
+            _add(merged, file.stem, Registered(file, origin), "treeflash_recipes")
+    return merged
+
+
+def _add(merged: dict[str, Registered], name: str, item: Registered, hook: str) -> None:
+    if name in merged:
+        raise PluginError(
+            f"{hook}: {name!r} is claimed by {merged[name].origin} and by {item.origin}; "
+            "uninstall one of them"
+        )
+    merged[name] = item

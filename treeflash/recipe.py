@@ -1,0 +1,332 @@
+"""From a recipe file to a decoder.
+
+A recipe is a TOML file with a table per part. `use` names the component, the other keys are its
+options. `extends` names another recipe to start from.
+"""
+
+import importlib.resources
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import attrs
+
+from treeflash.engine import Decoder
+from treeflash.engine.decoder import misfits
+from treeflash.errors import InputError, RecipeError, TreeflashError, UnknownNameError, bullet_list, nearest
+from treeflash.interfaces import BuildContext, Target
+from treeflash.plugins import KINDS, Registry
+from treeflash.structuring import structure
+from treeflash.target import load_target
+
+_DEFAULTS = {"selector": {"use": "opt-tree"}, "verifier": {"use": "sdpa-tree"}}
+_TABLES = ("target", *KINDS)
+
+
+@attrs.frozen
+class TargetOptions:
+    """What a recipe says of the target.
+
+    Attributes:
+        model: A target that a plugin provides, a folder, or a hub name.
+        dtype: "auto" takes the model's own.
+        device: "auto" takes a GPU when there is one.
+    """
+
+    model: str
+    dtype: str = "auto"
+    device: str = "auto"
+
+
+@attrs.frozen
+class Part:
+    """A component and its options.
+
+    Attributes:
+        use: Its name.
+        component: Its class.
+        options: An instance of the class's options.
+    """
+
+    use: str
+    component: Any
+    options: Any
+
+
+@attrs.frozen
+class Recipe:
+    """A checked recipe: all names known, all options of the right type, all parts fitting.
+
+    Attributes:
+        path: The file.
+        target: What to decode.
+        parts: The components by kind; a builder and refiner are there when the drafter needs them.
+    """
+
+    path: Path
+    target: TargetOptions
+    parts: Mapping[str, Part]
+
+    @classmethod
+    def load(
+        cls, name: str | Path, registry: Registry, overrides: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> Self:
+        """Reads a recipe and checks it, without touching a model.
+
+        Args:
+            name: A recipe's name, or the path of a TOML file.
+            registry: What is installed.
+            overrides: Tables laid over the file's.
+
+        Returns:
+            The recipe.
+
+        Raises:
+            UnknownNameError: When there is no such recipe.
+            RecipeError: Listing every fault.
+        """
+        path = find(name, registry)
+        tables = merge(_read(path, registry, ()), overrides or {})
+        faults = [
+            f"unknown table [{table}]{nearest(table, _TABLES)}" for table in tables if table not in _TABLES
+        ]
+        faults += [
+            f"{table}: expected a table, found {value!r}"
+            for table, value in tables.items()
+            if table in _TABLES and not isinstance(value, Mapping)
+        ]
+        if faults:
+            raise RecipeError(bullet_list(str(path), faults))
+        target = structure(tables.get("target", {}), TargetOptions, "target", faults)
+        parts: dict[str, Part] = {}
+        for kind in KINDS:
+            table = tables.get(kind, _DEFAULTS.get(kind))
+            if table is not None:
+                part = _part(kind, table, registry, faults)
+                if part is not None:
+                    parts[kind] = part
+        if "drafter" not in tables:
+            faults.append('[drafter]: expected a table with a key use (use = "none" decodes plainly)')
+        if not faults:
+            faults += _fit(parts)
+        if faults or target is None:
+            raise RecipeError(bullet_list(str(path), faults))
+        return cls(path, target, parts)
+
+    def build(self, registry: Registry) -> Decoder:
+        """Loads the models and puts the parts together.
+
+        Args:
+            registry: What is installed.
+
+        Returns:
+            The decoder.
+
+        Raises:
+            TreeflashError: When a model or checkpoint is not to be had or does not fit; the message
+                names the recipe.
+        """
+        base = self.path.parent
+        try:
+            target = self._load_target(registry)
+            drafter = self.parts["drafter"]
+            context = BuildContext(
+                target=target,
+                locate=lambda place: locate(place, base),
+                drafter_checkpoint=getattr(drafter.options, "checkpoint", None),
+            )
+            components = {
+                kind: part.component.from_options(part.options, context) for kind, part in self.parts.items()
+            }
+            return Decoder(target, **components)
+        except TreeflashError as error:
+            error.args = (f"{self.path}: {error}",)
+            raise
+
+    def _load_target(self, registry: Registry) -> Target:
+        options = self.target
+        source = registry.target(options.model)
+        if source is not None:
+            place: str | Path = source()
+        else:
+            place = _on_disk(options.model, self.path.parent) or options.model
+            if not isinstance(place, Path) and "/" not in place:
+                hint = nearest(place, registry.targets)
+                raise InputError(f"[target] model: no folder, hub name or target is called {place!r}{hint}")
+        return load_target(place, dtype=options.dtype, device=options.device)
+
+
+def load(name: str | Path, **overrides: Mapping[str, Any]) -> Decoder:
+    """Builds the decoder of a recipe.
+
+    Args:
+        name: A recipe's name, or the path of a TOML file.
+        **overrides: Tables laid over the file's, for instance `selector={"budget": 31}`.
+
+    Returns:
+        The decoder.
+
+    Raises:
+        TreeflashError: When the recipe, a model or a checkpoint is at fault.
+    """
+    registry = Registry.load()
+    return Recipe.load(name, registry, overrides).build(registry)
+
+
+def find(name: str | Path, registry: Registry) -> Path:
+    """Finds a recipe's file.
+
+    Args:
+        name: A recipe's name, or the path of a TOML file.
+        registry: What is installed.
+
+    Returns:
+        The file.
+
+    Raises:
+        UnknownNameError: When there is none.
+    """
+    if isinstance(name, Path) or name.endswith(".toml"):
+        path = Path(name)
+        if not path.is_file():
+            raise UnknownNameError(f"no recipe file {path}")
+        return path
+    return registry.recipe(name)
+
+
+def parse_overrides(assignments: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Reads assignments like `selector.budget=31`.
+
+    Args:
+        assignments: `table.key=value`; a value is typed as in TOML, and a string when it is none.
+
+    Returns:
+        Tables to lay over a recipe.
+
+    Raises:
+        RecipeError: For anything else, listing every fault.
+    """
+    tables: dict[str, dict[str, Any]] = {}
+    faults = []
+    for assignment in assignments:
+        place, equals, text = assignment.partition("=")
+        table, dot, key = place.strip().partition(".")
+        if not (equals and dot and table and key):
+            faults.append(f"expected table.key=value, found {assignment!r}")
+            continue
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        tables.setdefault(table, {})[key] = value
+    if faults:
+        raise RecipeError(bullet_list("overrides", faults))
+    return tables
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Lays tables over others, key by key.
+
+    Args:
+        base: The tables below.
+        over: The tables above. One that names another component replaces the table below it, whose
+            options belong to the component it no longer uses.
+
+    Returns:
+        The merged tables.
+    """
+    merged = dict(base)
+    for table, values in over.items():
+        below = base.get(table)
+        if isinstance(below, Mapping) and isinstance(values, Mapping):
+            same = values.get("use", below.get("use")) == below.get("use")
+            values = {**below, **values} if same else values
+        merged[table] = values
+    return merged
+
+
+def locate(place: str, base: Path) -> Path:
+    """Finds a checkpoint's folder.
+
+    Args:
+        place: A folder (relative to the recipe), `package:path` inside an installed package, or a hub
+            name.
+        base: The recipe's folder.
+
+    Returns:
+        The folder on disk, downloaded when it is on the hub.
+
+    Raises:
+        InputError: When there is none.
+    """
+    found = _on_disk(place, base)
+    if found is not None:
+        return found
+    if place.count("/") != 1 or place.startswith((".", "/")):
+        raise InputError(f"checkpoint {place!r}: expected a folder, package:path or hub name, found none")
+    from huggingface_hub import snapshot_download  # only for checkpoints that are not on disk
+
+    try:
+        return Path(snapshot_download(place, allow_patterns=["*.json", "*.safetensors"]))
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"checkpoint {place!r} is no folder and cannot be downloaded: {reason}") from error
+
+
+def _on_disk(place: str, base: Path) -> Path | None:
+    package, colon, inside = place.partition(":")
+    if colon and all(word.isidentifier() for word in package.split(".")):
+        try:
+            return Path(str(importlib.resources.files(package) / inside))
+        except ModuleNotFoundError:
+            raise InputError(f"{place!r}: no package {package!r} is installed") from None
+    path = base / Path(place).expanduser()
+    return path if path.is_dir() else None
+
+
+def _read(path: Path, registry: Registry, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """Reads a file and what it extends."""
+    path = path.resolve()
+    if path in seen:
+        way = " -> ".join(file.name for file in (*seen, path))
+        raise RecipeError(f"{path}: extends itself ({way})")
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: not valid TOML ({error})") from None
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read ({error.strerror})") from None
+    base = tables.pop("extends", None)
+    if base is None:
+        return tables
+    if not isinstance(base, str):
+        raise RecipeError(f"{path}: extends: expected a recipe's name, found {base!r}")
+    name = str(path.parent / base) if base.endswith(".toml") else base
+    try:
+        below = find(name, registry)
+    except UnknownNameError as error:
+        raise RecipeError(f"{path}: extends: {error}") from None
+    return merge(_read(below, registry, (*seen, path)), tables)
+
+
+def _part(kind: str, table: Mapping[str, Any], registry: Registry, faults: list[str]) -> Part | None:
+    use = table.get("use")
+    if not isinstance(use, str):
+        known = nearest("", registry.components[kind])
+        faults.append(f"{kind}.use: expected a name, found {'nothing' if use is None else repr(use)}{known}")
+        return None
+    try:
+        component = registry.component(kind, use)
+    except UnknownNameError as error:
+        faults.append(f"{kind}.use: {error}")
+        return None
+    rest = {key: value for key, value in table.items() if key != "use"}
+    options = structure(rest, component.options_class(), kind, faults)
+    return None if options is None else Part(use, component, options)
+
+
+def _fit(parts: Mapping[str, Part]) -> list[str]:
+    """What is wrong between parts that are right by themselves."""
+    used = {kind: part.component for kind, part in parts.items()}
+    return misfits(used["drafter"], used.get("builder"), used.get("refiner"))
