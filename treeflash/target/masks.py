@@ -31,6 +31,11 @@ def layer_windows(config: Any) -> dict[str, int | None]:
             f"layers of kind {', '.join(others)}: a tree needs layers that keep keys and values per "
             "position, full or in a sliding window; a recurrent state cannot branch"
         )
+    if getattr(config, "alibi", False):
+        raise UnsupportedTargetError(
+            "ALiBi: attention is biased by the index of a key in the cache, and a tree's nodes do not stand "
+            "in the order of their positions"
+        )
     local = getattr(config, "window_size", None)
     if local is not None:
         raise UnsupportedTargetError(

@@ -1,0 +1,38 @@
+"""Fixtures shared by all tests: every device present, the tiny target, the reference outputs."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+import treeflash.testing
+from treeflash.target import HuggingFaceTarget, load_target
+
+settings.register_profile("suite", deadline=None, max_examples=25, print_blob=True)
+settings.load_profile("suite")
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+MODELS = Path(treeflash.testing.__file__).parent / "models"
+
+
+@pytest.fixture(params=DEVICES)
+def device(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def models() -> Path:
+    """Folder of the tiny target and drafters."""
+    return MODELS
+
+
+@pytest.fixture(scope="session")
+def tiny_targets() -> dict[str, HuggingFaceTarget]:
+    return {device: load_target(MODELS / "tiny-target", dtype="float32", device=device) for device in DEVICES}
+
+
+@pytest.fixture
+def tiny_target(tiny_targets, device) -> HuggingFaceTarget:
+    """The tiny target in float32, on each device in turn."""
+    return tiny_targets[device]
