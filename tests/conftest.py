@@ -9,6 +9,8 @@ from hypothesis import settings
 import treeflash.testing
 from treeflash.target import HuggingFaceTarget, load_target
 
+# Tiny models gain nothing from threads, and lose much when other processes run.
+torch.set_num_threads(1)
 settings.register_profile("suite", deadline=None, max_examples=25, print_blob=True)
 settings.load_profile("suite")
 

@@ -31,10 +31,11 @@ class TopM(TreeBuilder):
         tokens, log_probs = draft.top_k(self.branching)
         width = tokens.shape[-1]
         first = draft.recent[:, None, None, 2 - history :].expand(-1, 1, width, -1)
-        below = tokens[:, :-1, :, None]
-        if history == 2 and draft.depth > 1:
-            below = _pairs(draft.recent[:, 1], tokens[:, :-1], log_probs[:, :-1])
-        contexts = torch.cat([first, below], dim=1)
+        contexts = first
+        if draft.depth > 1:
+            above, weights = tokens[:, :-1], log_probs[:, :-1]
+            below = above[..., None] if history == 1 else _pairs(draft.recent[:, 1], above, weights)
+            contexts = torch.cat([first, below], dim=1)
         is_context = torch.ones(contexts.shape[:3], dtype=torch.bool, device=contexts.device)
         is_context[:, 0, 1:] = False
         return Lattice(contexts, is_context, self.children)

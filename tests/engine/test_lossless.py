@@ -1,0 +1,231 @@
+"""The product: whatever is drafted, the text is the target's own."""
+
+from collections import Counter
+from functools import cache
+
+import attrs
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import Qwen3Config
+
+from treeflash.checkpoints.dflash_layout import DFlashFacts
+from treeflash.components.builders.frontier import Frontier
+from treeflash.components.builders.marginal import Marginal
+from treeflash.components.builders.top_m import TopM
+from treeflash.components.drafters.dflash import DFlash
+from treeflash.components.drafters.dflash_network import DFlashNetwork
+from treeflash.components.refiners.bilinear import Bilinear, BilinearNetwork
+from treeflash.components.refiners.linear import Linear, LinearNetwork
+from treeflash.components.refiners.none import NoRefiner
+from treeflash.components.refiners.swiglu import SwiGlu, SwiGluNetwork
+from treeflash.components.refiners.two_token import TwoToken
+from treeflash.components.selectors.chain import Chain
+from treeflash.components.selectors.opt_tree import OptTree
+from treeflash.engine import Decoder
+from treeflash.target import wrap_model
+from treeflash.testing.families import FAMILIES, tiny_model
+from treeflash.testing.oracle import Oracle
+from treeflash.testing.reference import reference_text
+
+BLOCK = 8
+
+
+@cache
+def target_of(family, dtype, vocab_size, seed, device):
+    return wrap_model(tiny_model(family, vocab_size=vocab_size, seed=seed, dtype=dtype, device=device))
+
+
+@pytest.fixture(scope="module")
+def tally():
+    """How often each depth was accepted and rejected over all examples; vacuous runs fail."""
+    counts = Counter()
+    yield counts
+    if counts["examples"] < 50:
+        return  # a part of the suite was picked by hand
+    for depth in range(1, BLOCK):
+        assert counts["accepted", depth] > 10, f"depth {depth} was hardly ever accepted: {counts}"
+        assert counts["rejected", depth] > 10, f"depth {depth} was hardly ever rejected: {counts}"
+
+
+def count(tally, steps):
+    tally["examples"] += 1
+    for step in steps:
+        for depth in range(1, step.tree_depth + 1):
+            if step.num_accepted >= depth:
+                tally["accepted", depth] += 1
+            elif step.num_accepted == depth - 1:
+                tally["rejected", depth] += 1
+
+
+@attrs.frozen
+class Case:
+    """One drawn composition, without what depends on the target."""
+
+    family: str
+    dtype: torch.dtype
+    vocab_size: int
+    weights: int
+    prompt: list[int]
+    max_new_tokens: int
+    temperature: float
+    seed: int
+    stop_at: int | None
+    drafter: str
+    hit_rates: list[float]
+    mistake: str
+    block_size: int
+    builder: str
+    refiner: str
+    selector: str
+    budget: int
+    branching: int
+    children: int
+
+
+@st.composite
+def cases(draw):
+    vocab_size = draw(st.sampled_from([5, 40]))
+    return Case(
+        family=draw(st.sampled_from(sorted(FAMILIES))),
+        dtype=draw(st.sampled_from([torch.float32, torch.float64])),
+        vocab_size=vocab_size,
+        weights=draw(st.integers(0, 1)),
+        prompt=draw(st.lists(st.integers(0, vocab_size - 1), min_size=1, max_size=12)),
+        max_new_tokens=draw(st.integers(1, 24)),
+        temperature=draw(st.sampled_from([0.0, 0.0, 0.7, 1.5])),
+        seed=draw(st.integers(0, 1000)),
+        stop_at=draw(st.none() | st.integers(0, 23)),
+        drafter=draw(st.sampled_from(["oracle", "oracle", "oracle", "random"])),
+        hit_rates=draw(st.lists(st.sampled_from([0.0, 0.8, 1.0, 1.0]), min_size=BLOCK, max_size=BLOCK)),
+        mistake=draw(st.sampled_from(["random", "runner-up", "shifted"])),
+        block_size=draw(st.integers(2, BLOCK)),
+        builder=draw(st.sampled_from(["marginal", "top-m", "frontier"])),
+        refiner=draw(st.sampled_from(["none", "swiglu", "linear", "two-token", "bilinear"])),
+        selector=draw(st.sampled_from(["opt-tree", "opt-tree", "chain"])),
+        budget=draw(st.integers(0, 24)),
+        branching=draw(st.sampled_from([1, 2, 4, 100])),
+        children=draw(st.sampled_from([1, 2, 5, 100])),
+    )
+
+
+def random_dflash(target, case):
+    """A drafter of random weights: hardly ever right, and never harmful."""
+    sizes = {
+        "hidden_size": target.hidden_size,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "num_hidden_layers": 2,
+        "vocab_size": target.vocab_size,
+    }
+    layers = (target.num_layers - 1, 0)
+    torch.manual_seed(case.seed)
+    network = DFlashNetwork(Qwen3Config(**sizes), len(layers)).to(target.device, target.dtype)
+    facts = DFlashFacts(sizes, case.block_size, 0, layers, None, None, None)
+    return DFlash(network.requires_grad_(False), facts)
+
+
+def random_refiner(target, case, width):
+    """Any refiner with random weights, small enough to leave an oracle mostly right."""
+    torch.manual_seed(case.seed)
+    make = {
+        "swiglu": lambda: SwiGlu(SwiGluNetwork(width, 8, 1)),
+        "two-token": lambda: TwoToken(SwiGluNetwork(width, 8, 2)),
+        "linear": lambda: Linear(LinearNetwork(width)),
+        "bilinear": lambda: Bilinear(BilinearNetwork(width, target.vocab_size, 4), candidates=6),
+    }
+    refiner = make[case.refiner]()
+    for tensor in refiner.network.parameters():
+        torch.nn.init.normal_(tensor, std=0.1)
+    refiner.network.to(target.device, target.dtype).requires_grad_(False)
+    return refiner
+
+
+def compose(target, case, text):
+    if case.drafter == "oracle":
+        rates = case.hit_rates[: case.block_size - 1]
+        drafter, width = Oracle(text, rates, case.mistake, case.seed), target.vocab_size
+    else:
+        drafter, width = random_dflash(target, case), target.hidden_size
+    refiner = NoRefiner()
+    builder = {
+        "marginal": Marginal(),
+        "top-m": TopM(case.branching, case.children),
+        "frontier": Frontier(case.children),
+    }[case.builder]
+    if case.refiner != "none":
+        refiner = random_refiner(target, case, width)
+        builder = TopM(case.branching, case.children) if case.builder == "marginal" else builder
+    selector = OptTree(case.budget) if case.selector == "opt-tree" else Chain(case.budget)
+    return Decoder(target, drafter, builder, refiner, selector)
+
+
+def check(case, device, tally):
+    target = target_of(case.family, case.dtype, case.vocab_size, case.weights, device)
+    settings_of = {"temperature": case.temperature, "seed": case.seed}
+    plain = reference_text(target.model, case.prompt, case.max_new_tokens, **settings_of)
+    stop_ids = set() if case.stop_at is None else {plain[case.stop_at % len(plain)]}
+    expected = plain
+    if stop_ids:
+        expected = plain[: next(index for index, token in enumerate(plain) if token in stop_ids) + 1]
+
+    decoder = compose(target, case, [*case.prompt, *plain])
+    result = decoder.generate(
+        case.prompt, max_new_tokens=case.max_new_tokens, stop_ids=stop_ids, **settings_of
+    )
+
+    assert list(result.token_ids) == expected
+    assert result.stop_reason == ("stop_token" if expected[-1] in stop_ids else "max_new_tokens")
+    steps = result.statistics.steps
+    assert sum(step.num_emitted for step in steps) == len(expected) - 1
+    assert all(step.num_drafted <= case.budget and step.tree_depth < case.block_size for step in steps)
+    count(tally, steps)
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(case=cases())
+def test_text_is_the_targets_own(case, device, tally):
+    check(case, device, tally)
+
+
+SWEEP = Case(
+    family="llama",
+    dtype=torch.float32,
+    vocab_size=40,
+    weights=0,
+    prompt=[3, 1, 4, 1, 5, 9, 2],
+    max_new_tokens=32,
+    temperature=0.0,
+    seed=5,
+    stop_at=None,
+    drafter="oracle",
+    hit_rates=[0.8] * BLOCK,
+    mistake="runner-up",
+    block_size=BLOCK,
+    builder="top-m",
+    refiner="swiglu",
+    selector="opt-tree",
+    budget=15,
+    branching=4,
+    children=4,
+)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_family(family, dtype, temperature, device, tally):
+    check(attrs.evolve(SWEEP, family=family, dtype=dtype, temperature=temperature), device, tally)
+
+
+@pytest.mark.parametrize("selector", ["opt-tree", "chain"])
+@pytest.mark.parametrize("wrong", range(1, BLOCK))
+def test_wrong_at_one_depth(wrong, selector, device, tally):
+    """Right down to one depth and wrong there, so that every depth is the last one accepted."""
+    rates = [1.0] * (wrong - 1) + [0.0] + [1.0] * (BLOCK - wrong)
+    case = attrs.evolve(SWEEP, hit_rates=rates, mistake="random", refiner="none", selector=selector)
+    for family in ("llama", "gemma3", "gpt2", "cohere"):
+        check(attrs.evolve(case, family=family), device, tally)
