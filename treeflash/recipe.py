@@ -114,11 +114,12 @@ class Recipe:
             raise RecipeError(bullet_list(str(path), faults))
         return cls(path, target, parts)
 
-    def build(self, registry: Registry) -> Decoder:
+    def build(self, registry: Registry, target: Target | None = None) -> Decoder:
         """Loads the models and puts the parts together.
 
         Args:
             registry: What is installed.
+            target: Decodes this one in place of the recipe's, to compare recipes on one target.
 
         Returns:
             The decoder.
@@ -129,7 +130,7 @@ class Recipe:
         """
         base = self.path.parent
         try:
-            target = self._load_target(registry)
+            target = self.load_target(registry) if target is None else target
             drafter = self.parts["drafter"]
             context = BuildContext(
                 target=target,
@@ -144,7 +145,18 @@ class Recipe:
             error.args = (f"{self.path}: {error}",)
             raise
 
-    def _load_target(self, registry: Registry) -> Target:
+    def load_target(self, registry: Registry) -> Target:
+        """Loads the target alone.
+
+        Args:
+            registry: What is installed.
+
+        Returns:
+            The target, checked.
+
+        Raises:
+            TreeflashError: When it is not to be had or cannot be verified in trees.
+        """
         options = self.target
         source = registry.target(options.model)
         if source is not None:

@@ -25,7 +25,9 @@ def probe(target: HuggingFaceTarget) -> str | None:
         None when the logits agree; otherwise the reason not to use the target.
     """
     ids = [token % target.vocab_size for token in range(11, 20)]
-    prompt, root, left, right, after = ids[:3], ids[3], ids[4:6], ids[6:8], ids[8]
+    prompt, root, after = ids[:3], ids[3], ids[8]
+    # Siblings differ even in a vocabulary of two.
+    left, right = (ids[4], ids[6]), (ids[5], ids[7])
     # Breadth first, so that neither branch lies in the order of its positions.
     tree = TokenTree.from_lists(
         [root, left[0], right[0], left[1], right[1]], [-1, 0, 0, 1, 2], device=target.device

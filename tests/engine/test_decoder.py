@@ -1,0 +1,167 @@
+"""Composition in Python: what fits, what does not, and what a step reports."""
+
+import pytest
+import torch
+
+from treeflash.components.builders.frontier import Frontier
+from treeflash.components.builders.marginal import Marginal
+from treeflash.components.builders.top_m import TopM
+from treeflash.components.drafters.dflash import DFlash
+from treeflash.components.refiners.none import NoRefiner
+from treeflash.components.refiners.swiglu import SwiGlu
+from treeflash.components.selectors.chain import Chain
+from treeflash.components.selectors.opt_tree import OptTree
+from treeflash.engine import Decoder
+from treeflash.errors import CheckpointError, CompositionError, TreeflashError
+from treeflash.target import wrap_model
+from treeflash.testing.families import tiny_model
+from treeflash.testing.oracle import Oracle
+from treeflash.types import Limits
+
+PROMPT = [2, *b"Dee has 18 coins. Dee finds"]
+
+
+@pytest.fixture
+def parts(tiny_target, models):
+    folder = models / "tiny-treeflash"
+    return DFlash.from_checkpoint(folder, tiny_target), SwiGlu.from_checkpoint(folder, tiny_target)
+
+
+def test_transformers_own_greedy_decoding_agrees(tiny_target, parts):
+    """An independent judge, stop tokens and all."""
+    dflash, swiglu = parts
+    ids = torch.tensor([PROMPT], device=tiny_target.device)
+    judged = tiny_target.model.generate(ids, max_new_tokens=60, do_sample=False)[0, len(PROMPT) :].tolist()
+    result = Decoder(tiny_target, dflash, TopM(), swiglu, OptTree(15)).generate(PROMPT, max_new_tokens=60)
+    assert list(result.token_ids) == judged
+
+
+@pytest.mark.parametrize("builder", [TopM(100_000, 100_000), Frontier(100_000), TopM(1, 1)])
+def test_more_contexts_and_children_than_the_vocabulary(tiny_target, parts, builder):
+    dflash, swiglu = parts
+    plain = Decoder(tiny_target).generate(PROMPT, max_new_tokens=20)
+    result = Decoder(tiny_target, dflash, builder, swiglu, OptTree(200)).generate(PROMPT, max_new_tokens=20)
+    assert result.token_ids == plain.token_ids
+
+
+def test_prompt_forms_are_equal(tiny_target):
+    decoder = Decoder(tiny_target)
+    forms = [PROMPT, tuple(PROMPT), torch.tensor(PROMPT), torch.tensor([PROMPT], dtype=torch.int32)]
+    results = [decoder.generate(form, max_new_tokens=5) for form in forms]
+    assert {tuple(result.token_ids) for result in results} == {tuple(results[0].token_ids)}
+    assert {result.prompt_tokens for result in results} == {len(PROMPT)}
+
+
+def test_sequences_under_one_seed_differ(tiny_target):
+    decoder = Decoder(tiny_target)
+    texts = [
+        tuple(
+            decoder.generate(PROMPT, max_new_tokens=20, temperature=2.0, seed=1, sequence=sequence).token_ids
+        )
+        for sequence in (0, 0, 1)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_two_texts_at_once_do_not_mix(tiny_target, parts):
+    """Components hold weights only: streams of one decoder may be interleaved."""
+    dflash, swiglu = parts
+    decoder = Decoder(tiny_target, dflash, TopM(), swiglu, OptTree(15))
+    prompts = [PROMPT, [2, *b"Fay has 11 books."]]
+    alone = [list(decoder.generate(prompt, max_new_tokens=30).token_ids) for prompt in prompts]
+    streams = [decoder.stream(prompt, max_new_tokens=30) for prompt in prompts]
+    together = [[], []]
+    for _ in range(30):
+        for stream, tokens in zip(streams, together, strict=True):
+            tokens += next(stream).token_ids if len(tokens) < 30 else []
+    assert together == alone
+
+
+def test_emissions_tell_the_whole_story(tiny_target, parts):
+    dflash, swiglu = parts
+    decoder = Decoder(tiny_target, dflash, TopM(), swiglu, OptTree(15))
+    emissions = list(decoder.stream(PROMPT, max_new_tokens=30, stop_ids=()))
+    first, *steps = emissions
+    assert (len(first.token_ids), first.tree, first.record) == (1, None, None)
+    anchor = first.token_ids[0]
+    for emission in steps:
+        emission.tree.validate()
+        assert int(emission.tree.token_ids[0, 0]) == anchor
+        spelled = emission.tree.token_ids[0, emission.path[1:]].tolist()
+        assert spelled == emission.token_ids[: len(spelled)] or emission.stop_reason
+        assert len(emission.token_ids) == emission.record.num_emitted
+        anchor = emission.token_ids[-1]
+    assert [emission.stop_reason for emission in emissions[:-1]] == [None] * (len(emissions) - 1)
+
+
+def test_stages_are_timed(tiny_target, parts):
+    dflash, swiglu = parts
+    decoder = Decoder(tiny_target, dflash, TopM(), swiglu, OptTree(15))
+    result = decoder.generate(PROMPT, max_new_tokens=20, time_stages=True)
+    stages = result.statistics.seconds_per_stage
+    assert set(stages) == {"draft", "build", "refine", "select", "verify", "commit"}
+    assert sum(stages.values()) <= result.statistics.decode_seconds
+    assert result.tokens_per_second > 0
+
+
+def test_gpu_stages_are_timed_only_when_asked(tiny_target, parts):
+    dflash, swiglu = parts
+    decoder = Decoder(tiny_target, dflash, TopM(), swiglu, OptTree(15))
+    stages = decoder.generate(PROMPT, max_new_tokens=20).statistics.seconds_per_stage
+    assert bool(stages) == (tiny_target.device.type == "cpu")
+
+
+def test_parts_that_do_not_fit(tiny_target, parts):
+    dflash, swiglu = parts
+    with pytest.raises(
+        CompositionError, match=r"DFlash drafts blocks: expected a builder .* expected a refiner"
+    ):
+        Decoder(tiny_target, dflash)
+    with pytest.raises(CompositionError, match=r"NoDrafter gives no hidden states .* found SwiGlu"):
+        Decoder(tiny_target, refiner=swiglu)
+    with pytest.raises(CompositionError, match="SwiGlu looks at the last 1 tokens, and builder Marginal"):
+        Decoder(tiny_target, dflash, Marginal(), swiglu)
+    assert issubclass(CompositionError, TypeError)
+    assert issubclass(CompositionError, TreeflashError)
+
+
+def test_drafter_of_another_target(tiny_target, parts, device):
+    dflash, _ = parts
+    with pytest.raises(
+        CheckpointError, match=r"(?s)hidden_size: expected the target's 32, found 64.*vocab_size"
+    ):
+        Decoder(wrap_model(tiny_model("llama", device=device)), dflash, Marginal(), NoRefiner(), Chain())
+
+
+def test_oracle_is_right_as_often_as_it_is_told(tiny_target):
+    """Acceptance at each depth, given that the depth was reached, is the rate prescribed."""
+    plain = Decoder(tiny_target).generate(PROMPT, max_new_tokens=400, stop_ids=())
+    rates = [0.9, 0.5, 0.7]
+    drafter = Oracle([*PROMPT, *plain.token_ids], rates)
+    decoder = Decoder(tiny_target, drafter, Marginal(), NoRefiner(), Chain())
+    result = decoder.generate(PROMPT, max_new_tokens=400, stop_ids=())
+    assert result.token_ids == plain.token_ids
+    accepted = [len(result.statistics.steps), *result.statistics.accepted_per_depth]
+    for depth, rate in enumerate(rates):
+        found, spread = accepted[depth + 1] / accepted[depth], (rate * (1 - rate) / accepted[depth]) ** 0.5
+        assert found == pytest.approx(rate, abs=4 * spread + 0.02)
+
+
+def test_rewound_state_drafts_as_if_it_had_never_gone_on(tiny_target, parts):
+    """Rejected or forgotten positions leave no trace in the target's or the drafter's cache."""
+    dflash, _ = parts
+    Decoder(tiny_target, dflash, Marginal(), NoRefiner())
+    ids = torch.tensor([PROMPT], device=tiny_target.device)
+    more = torch.tensor([[*PROMPT, 65, 66, 67, 68]], device=tiny_target.device)
+    with torch.inference_mode():
+        drafts = []
+        for prompt in (ids, more):
+            state, memory = tiny_target.start(1, 64, dflash.tap_layers), dflash.start(1, 64)
+            dflash.extend(memory, prompt, tiny_target.prefill(state, prompt).taps)
+            tiny_target.rewind(state, len(PROMPT))
+            dflash.rewind(memory, len(PROMPT))
+            again = torch.tensor([[70, 71]], device=tiny_target.device)
+            dflash.extend(memory, again, tiny_target.prefill(state, again).taps)
+
+            drafts.append(dflash.propose(memory, again, Limits(7, 7)).hidden)
+    torch.testing.assert_close(drafts[0], drafts[1])

@@ -1,0 +1,165 @@
+"""From a checked recipe to a decoder: where checkpoints are found, and what errors say."""
+
+import shutil
+
+import pytest
+
+import treeflash
+from treeflash.errors import CheckpointError, InputError, TreeflashError
+from treeflash.plugins import Registry
+from treeflash.recipe import Recipe, locate
+
+PLACE = "treeflash.testing:models/tiny-treeflash"
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_place_inside_a_package(models, tmp_path):
+    assert locate(PLACE, tmp_path) == models / "tiny-treeflash"
+
+
+def test_a_folder_relative_to_the_recipe(tmp_path, monkeypatch):
+    (tmp_path / "recipes" / "mine").mkdir(parents=True)
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert locate("mine", tmp_path / "recipes").samefile(tmp_path / "recipes" / "mine")
+    assert locate("../mine", tmp_path / "recipes").samefile(tmp_path / "mine")
+
+
+def test_an_absolute_folder_and_one_at_home(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert locate(str(tmp_path / "mine"), tmp_path / "recipes").samefile(tmp_path / "mine")
+    assert locate("~/mine", tmp_path / "recipes").samefile(tmp_path / "mine")
+
+
+@pytest.mark.parametrize("place", ["mine", "./mine", "../no/where", "/no/where", "a/b/c"])
+def test_a_missing_folder_is_named(place, tmp_path):
+    with pytest.raises(InputError) as error:
+        locate(place, tmp_path)
+    assert repr(place) in str(error.value)
+    assert "expected a folder, package:path or hub name" in str(error.value)
+
+
+def test_a_missing_package_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"no package 'no\.such' is installed"):
+        locate("no.such:models", tmp_path)
+
+
+def test_a_hub_name_is_downloaded(tmp_path, monkeypatch):
+    asked = []
+
+    def download(name, **options):
+        asked.append((name, options["allow_patterns"]))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert locate("peerrh/treeflash-qwen3-4b", tmp_path) == tmp_path
+    # Pickles are not read, so they are not fetched either.
+    assert asked == [("peerrh/treeflash-qwen3-4b", ["*.json", "*.safetensors"])]
+
+
+def test_a_folder_wins_over_a_hub_name(tmp_path, monkeypatch):
+    (tmp_path / "peerrh" / "mine").mkdir(parents=True)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", None)
+    assert locate("peerrh/mine", tmp_path).samefile(tmp_path / "peerrh" / "mine")
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        OSError("no network\nand more"),
+        ValueError("no network"),
+        pytest.param(
+            OSError(), marks=pytest.mark.xfail(strict=True, reason="takes the first line of nothing")
+        ),
+    ],
+)
+def test_a_failed_download_gives_its_reason(cause, tmp_path, monkeypatch):
+    def download(name, **options):
+        raise cause
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(InputError, match="'a/b' is no folder and cannot be downloaded") as error:
+        locate("a/b", tmp_path)
+    assert "and more" not in str(error.value)
+    assert error.value.__cause__ is cause
+
+
+@pytest.mark.xfail(strict=True, reason="importlib.resources wants a package, not a module")
+def test_a_module_that_is_no_package_is_refused(tmp_path):
+    with pytest.raises(InputError):
+        locate("treeflash.errors:models", tmp_path)
+
+
+def test_a_checkpoint_beside_the_recipe(tmp_path, models, monkeypatch):
+    shutil.copytree(models / "tiny-treeflash", tmp_path / "mine" / "weights")
+    recipe = write(
+        tmp_path / "mine" / "r.toml", 'extends = "tiny-treeflash"\n[drafter]\ncheckpoint = "weights"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    decoder = treeflash.load("mine/r.toml")
+    # The refiner's checkpoint is the drafter's when it names none.
+    assert decoder.refiner is not None
+    assert Recipe.load(recipe, Registry.load()).parts["refiner"].options.checkpoint is None
+
+
+def test_a_refiner_from_another_checkpoint(tmp_path, models):
+    shutil.copytree(models / "tiny-treeflash", tmp_path / "other")
+    recipe = write(
+        tmp_path / "r.toml",
+        'extends = "tiny-treeflash"\n'
+        '[drafter]\ncheckpoint = "treeflash.testing:models/tiny-dflash"\n'
+        '[refiner]\ncheckpoint = "other"\n',
+    )
+    decoder = treeflash.load(recipe)
+    assert decoder.drafter.facts.refiner is None
+
+
+@pytest.mark.xfail(
+    strict=True, reason="a base's relative path is read relative to the recipe that extends it"
+)
+def test_a_bases_relative_checkpoint_stays_beside_the_base(tmp_path, models):
+    shutil.copytree(models / "tiny-treeflash", tmp_path / "weights")
+    write(tmp_path / "base.toml", 'extends = "tiny-treeflash"\n[drafter]\ncheckpoint = "weights"\n')
+    recipe = write(tmp_path / "sub" / "r.toml", 'extends = "../base.toml"\n')
+    treeflash.load(recipe)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "parts"),
+    [
+        ("[target]\nmodel = 'nowhere'", InputError, ["[target] model", "'nowhere'"]),
+        ("[target]\nmodel = 'treeflash.testing:nowhere'", InputError, ["nowhere"]),
+        ("[target]\ndtype = 'int8'", InputError, ["dtype", "expected auto, float32", "found 'int8'"]),
+        ("[target]\ndtype = 'Tensor'", InputError, ["dtype", "found 'Tensor'"]),
+        ("[target]\ndevice = 'abacus'", InputError, ["device", "found 'abacus'"]),
+        ("[drafter]\ncheckpoint = 'nowhere'", InputError, ["checkpoint 'nowhere'"]),
+        ("[drafter]\ncheckpoint = 'treeflash.testing:nowhere'", CheckpointError, ["nowhere", "found none"]),
+        (
+            "[drafter]\ncheckpoint = 'treeflash.testing:models/tiny-target'",
+            CheckpointError,
+            ["tiny-target", "block_size", "target_layer_ids"],
+        ),
+        ("[refiner]\nuse = 'linear'", CheckpointError, ["expected 'linear', found 'swiglu'"]),
+        (
+            "[drafter]\ncheckpoint = 'treeflash.testing:models/tiny-dflash'",
+            CheckpointError,
+            ["tiny-dflash", "expected 'swiglu', found no refiner"],
+        ),
+    ],
+)
+def test_build_errors_name_the_recipe(text, kind, parts, tmp_path):
+    recipe = write(tmp_path / "mine.toml", f'extends = "tiny-treeflash"\n{text}\n')
+    with pytest.raises(TreeflashError) as error:
+        treeflash.load(recipe)
+    assert isinstance(error.value, kind)
+    message = str(error.value)
+    assert message.startswith(f"{recipe}: ")
+    assert message.count(str(recipe)) == 1
+    for part in parts:
+        assert part in message
