@@ -1,5 +1,7 @@
 """Refiners read from checkpoints: which fit which, and that the text stays the target's."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,15 +9,17 @@ from treeflash.components.builders.frontier import Frontier
 from treeflash.components.builders.marginal import Marginal
 from treeflash.components.builders.top_m import TopM
 from treeflash.components.drafters.dflash import DFlash
-from treeflash.components.refiners.bilinear import Bilinear
+from treeflash.components.refiners.bilinear import Bilinear, BilinearOptions
 from treeflash.components.refiners.linear import Linear
 from treeflash.components.refiners.none import NoRefiner
 from treeflash.components.refiners.swiglu import SwiGlu
+from treeflash.components.refiners.trained import RefinerOptions
 from treeflash.components.refiners.two_token import TwoToken
 from treeflash.components.selectors.chain import Chain
 from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.engine import Decoder
 from treeflash.errors import CheckpointError
+from treeflash.interfaces import BuildContext
 
 REFINERS = {"swiglu": SwiGlu, "two-token": TwoToken, "linear": Linear, "bilinear": Bilinear}
 PROMPT = "Ana has 7 apples. Ana"
@@ -141,6 +145,19 @@ def test_a_rank_that_is_not_the_files_is_refused(tmp_path, tiny_target, checkpoi
         Bilinear.from_checkpoint(files.write(tmp_path), tiny_target)
     assert "ar_approximation.predecessor.weight: expected shape [128, 4], found [128, 8]" in str(error.value)
     assert "4 faults" in str(error.value)
+
+
+def test_options_say_how_many_candidates(written, tmp_path, tiny_target):
+    written("bilinear", tmp_path)
+    context = BuildContext(tiny_target, lambda place: tmp_path / place, drafter_checkpoint=".")
+    assert Bilinear.from_options(BilinearOptions(candidates=7), context).candidates == 7
+    assert Bilinear.from_options(BilinearOptions(), context).candidates == 64
+
+
+def test_a_refiner_without_any_checkpoint_is_refused(tiny_target):
+    context = BuildContext(tiny_target, Path, drafter_checkpoint=None)
+    with pytest.raises(CheckpointError, match=r"'swiglu' needs weights; expected a key checkpoint"):
+        SwiGlu.from_options(RefinerOptions(), context)
 
 
 @pytest.mark.parametrize("rank", ["8", 0, 1.5, None])

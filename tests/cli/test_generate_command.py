@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import click
 import pytest
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 import treeflash
 from treeflash.cli import commands
 from treeflash.engine import Decoder
+from treeflash.target.text import TextStream
 
 RECIPES = ["tiny-plain", "tiny-dflash", "tiny-ddtree", "tiny-treeflash"]
 PROMPT = "Ana has 7 apples."
@@ -72,14 +74,10 @@ def test_text_comes_piece_by_piece(monkeypatch):
     pieces = []
     monkeypatch.setattr(click, "echo", lambda message=None, **options: pieces.append(message))
     generate("tiny-treeflash", PROMPT)
-    found = report_in(pieces[-1])
-    assert len([piece for piece in pieces[:-1] if piece]) == found["steps"] + 1
+    _, steps, *_ = SUMMARY.search(pieces[-1]).groups()
+    # A piece for the prefill, and one for each step.
+    assert len([piece for piece in pieces[:-1] if piece]) == int(steps) + 1
     assert "".join(pieces[:-1]).endswith("The answer is 17.")
-
-
-def report_in(summary):
-    tokens, steps, *_ = SUMMARY.search(summary).groups()
-    return {"new_tokens": int(tokens), "steps": int(steps)}
 
 
 def test_json_is_one_object_with_these_keys():
@@ -101,6 +99,24 @@ def test_the_stop_token_counts_and_is_not_shown():
     assert found["token_ids"][-1] == NEWLINE
     assert found["new_tokens"] == len(found["token_ids"]) == len(" 7.\n")
     assert found["stop_reason"] == "stop_token"
+
+
+def test_a_stop_token_that_is_no_special_token_is_not_shown_either(tmp_path, models):
+    model = shutil.copytree(models / "tiny-target", tmp_path / "model")
+    settings = model / "generation_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "eos_token_id": [NEWLINE, ord(".")]}))
+    arguments = ["tiny-treeflash", NEARLY_DONE, "-o", f"target.model={model}"]
+    found = report(*arguments)
+    assert found["text"] == " 7"
+    assert found["token_ids"] == [ord(" "), ord("7"), ord(".")]
+    assert generate(*arguments).startswith(" 7\n\n[3 tokens")
+
+
+def test_text_held_back_comes_at_the_end(monkeypatch):
+    # Half a character is never shown; what is left of one at the end is.
+    monkeypatch.setattr(TextStream, "close", lambda stream: "<rest>")
+    assert report("tiny-treeflash", NEARLY_DONE)["text"] == " 7.<rest>"
+    assert generate("tiny-treeflash", NEARLY_DONE).startswith(" 7.<rest>\n\n[")
 
 
 def test_json_and_text_say_the_same():

@@ -6,13 +6,14 @@ import attrs
 import torch
 from hypothesis import strategies as st
 
-from treeflash.target import HuggingFaceTarget, wrap_model
+from treeflash.target import HuggingFaceTarget
 from treeflash.testing.families import tiny_model
 from treeflash.tree import TokenTree
 
 VOCAB = 40
 WINDOW = 5  # of every family that has one
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
+NO_SDPA = {"gemma2", "gpt-oss"}
 # Families that round to float32 in the midst of their attention, whatever their dtype.
 ROUNDED = {"gemma2"}
 
@@ -23,6 +24,8 @@ prompts = st.lists(token_ids, min_size=3, max_size=14)
 # Three levels; the rows run across the branches, so no row but the first two is its own position, and
 # row 9 is at depth 1.
 BROAD = ([7, 1, 2, 3, 4, 5, 6, 8, 9, 10], [-1, 0, 0, 1, 2, 3, 4, 1, 0, 0])
+# Long enough for a node to be out of sight of its own ancestors, whose rows lie behind their positions.
+DEEP = ([7, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11], [-1, 0, 0, 0, 3, 4, 5, 6, 7, 8, 5])
 BROAD_PROMPT = [11, 3, 29, 17, 5, 38, 22, 9, 14]
 
 
@@ -41,9 +44,11 @@ def trees(draw, max_nodes: int = 9) -> tuple[list[int], list[int]]:
     return ids, parents
 
 
+# Made without the probe, so that a tree read wrongly fails the test that says so.
 @functools.cache
 def shared_target(family: str, dtype: torch.dtype, device: str) -> HuggingFaceTarget:
-    return wrap_model(tiny_model(family, vocab_size=VOCAB, dtype=dtype, device=device))
+    model = tiny_model(family, vocab_size=VOCAB, dtype=dtype, device=device)
+    return HuggingFaceTarget(model, attention="eager" if family in NO_SDPA else "sdpa")
 
 
 def row(ids: list[int], device) -> torch.Tensor:

@@ -5,12 +5,15 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from treeflash.testing.families import FAMILIES
+from treeflash.target import wrap_model
+from treeflash.testing.families import FAMILIES, tiny_model
 from treeflash.tree import TokenTree
 
 from .target_helpers import (
     BROAD,
     BROAD_PROMPT,
+    DEEP,
+    NO_SDPA,
     VOCAB,
     assert_close,
     at_nodes,
@@ -50,6 +53,8 @@ def prefill(target, state, ids):
 @given(prompt=prompts, shape=trees())
 @example(prompt=BROAD_PROMPT, shape=BROAD)
 @example(prompt=BROAD_PROMPT[:3], shape=BROAD)
+@example(prompt=BROAD_PROMPT, shape=DEEP)
+@example(prompt=BROAD_PROMPT[:3], shape=DEEP)
 def test_a_node_has_the_logits_of_its_path(family, dtype, device, prompt, shape):
     target = shared_target(family, dtype, device)
     state = target.start(1, 64, ())
@@ -66,7 +71,7 @@ def test_a_node_has_the_logits_of_its_path(family, dtype, device, prompt, shape)
 @dtypes
 @few
 @given(prompt=prompts, steps=st.lists(rounds, min_size=2, max_size=3))
-@example(prompt=BROAD_PROMPT, steps=[(BROAD, 3, 0, []), (BROAD, 4, 6, [1]), (BROAD, 0, 0, [])])
+@example(prompt=BROAD_PROMPT, steps=[(BROAD, 3, 0, []), (DEEP, 1, 6, [1]), (BROAD, 0, 0, [])])
 def test_trees_go_on_from_what_was_kept(family, dtype, device, prompt, steps):
     target = shared_target(family, dtype, device)
     state = target.start(1, 128, ())
@@ -111,6 +116,13 @@ def test_empty_slots_change_nothing(family, held, device):
     committed = BROAD_PROMPT + [BROAD[0][node] for node in path]
     following = verify(target, state, padded(tree, 2, **held)).logits[0, : tree.size]
     assert_close(following, at_nodes(tree, committed, lambda ids: plain(target.model, ids)), family)
+
+
+@families
+@dtypes
+def test_the_probe_lets_it_pass(family, dtype, device):
+    target = wrap_model(tiny_model(family, dtype=dtype, device=device))
+    assert target.attention == ("eager" if family in NO_SDPA else "sdpa")
 
 
 @families

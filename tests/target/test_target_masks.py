@@ -13,7 +13,7 @@ from treeflash.errors import UnsupportedTargetError
 from treeflash.target.masks import additive_masks, layer_windows
 from treeflash.tree import TokenTree
 
-from .target_helpers import BROAD, WINDOW, plain, row, shared_target, trees
+from .target_helpers import BROAD, DEEP, WINDOW, plain, row, shared_target, trees
 
 dtypes = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str
@@ -92,9 +92,10 @@ def slow_sight(tokens: int, tree: TokenTree, window: int | None) -> list[list[bo
 
 @pytest.mark.parametrize("family", ["gemma3", "mistral", "llama"])
 @pytest.mark.parametrize("count", [2, WINDOW, 11])
-def test_nodes_see_the_cache_and_their_ancestors_within_the_window(masks_read, family, count, device):
+@pytest.mark.parametrize("shape", [BROAD, DEEP], ids=["broad", "deep"])
+def test_nodes_see_the_cache_and_their_ancestors_within_the_window(masks_read, family, count, shape, device):
     target = shared_target(family, torch.float32, device)
-    tree = TokenTree.from_lists(*BROAD, device=device)
+    tree = TokenTree.from_lists(*shape, device=device)
     state = target.start(1, 32, ())
     with torch.no_grad():
         target.prefill(state, row(list(range(count)), device))

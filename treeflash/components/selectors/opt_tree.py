@@ -25,16 +25,20 @@ class OptTree(Selector):
 
     Attributes:
         budget: Draft nodes, the root excluded.
+        depth: Levels drafted at most; as many as the drafter gives when not set. Deep levels seldom
+            enter a small tree, and cost a row of the vocabulary's width each to look at.
         beam: Nodes of a level whose children are looked at; exact when not below the budget, which
             is the default.
     """
 
     budget: int = attrs.field(default=63, validator=ge(0))
+    depth: int | None = attrs.field(default=None, validator=optional(ge(1)))
     beam: int | None = attrs.field(default=None, validator=optional(ge(1)))
 
     def plan(self, steps: Sequence[StepRecord], limits: Limits) -> Limits:
-        """Cuts the nodes to the budget."""
-        return attrs.evolve(limits, nodes=min(limits.nodes, self.budget))
+        """Cuts nodes and depth."""
+        depth = limits.depth if self.depth is None else min(limits.depth, self.depth)
+        return Limits(nodes=min(limits.nodes, self.budget), depth=depth)
 
     def select(self, proposal: Proposal, limits: Limits) -> TokenTree:
         """Explores the levels, then keeps the heaviest nodes of all."""
