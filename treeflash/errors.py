@@ -59,6 +59,19 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     return clause
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or what kind it is when it says nothing.
+
+    Args:
+        error: The error.
+
+    Returns:
+        A line.
+    """
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def bullet_list(headline: str, faults: Sequence[str]) -> str:
     """Formats several faults as one message, a line each.
 

@@ -1,7 +1,7 @@
 """Finding what is installed: one registry, asked by kind and name."""
 
 import importlib.metadata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -9,10 +9,17 @@ import attrs
 import pluggy
 
 from treeflash import builtin, hookspecs
-from treeflash.errors import PluginError, UnknownNameError, nearest
-from treeflash.interfaces import Component
+from treeflash.errors import PluginError, UnknownNameError, first_line, nearest
+from treeflash.interfaces import Component, Drafter, Refiner, Selector, TreeBuilder, Verifier
 
-KINDS = ("drafter", "builder", "refiner", "selector", "verifier")
+_BASES: dict[str, type[Component]] = {
+    "drafter": Drafter,
+    "builder": TreeBuilder,
+    "refiner": Refiner,
+    "selector": Selector,
+    "verifier": Verifier,
+}
+KINDS = tuple(_BASES)
 
 
 @attrs.frozen
@@ -54,21 +61,14 @@ class Registry:
         Raises:
             PluginError: When two plugins claim one name.
         """
-        manager = pluggy.PluginManager(hookspecs.PROJECT)
-        manager.add_hookspecs(hookspecs)
-        manager.register(builtin, name="treeflash")
         failures: dict[str, str] = {}
-        for distribution in importlib.metadata.distributions():
-            for entry in distribution.entry_points.select(group=hookspecs.PROJECT):
-                name = distribution.metadata["Name"]
-                try:
-                    plugin = entry.load()
-                    if not manager.is_registered(plugin):
-                        manager.register(plugin, name=name)
-                except Exception as error:  # whatever a stranger's module raises
-                    failures[name] = f"{type(error).__name__}: {error}"
-        components = {kind: _named(manager, f"treeflash_{kind}s") for kind in KINDS}
-        return cls(components, _named(manager, "treeflash_targets"), _recipes(manager), failures)
+        manager = _manager(failures)
+        components = {
+            kind: _named(manager, f"treeflash_{kind}s", _is_a(base), failures)
+            for kind, base in _BASES.items()
+        }
+        targets = _named(manager, "treeflash_targets", callable, failures)
+        return cls(components, targets, _recipes(manager, failures), failures)
 
     def component(self, kind: str, name: str) -> type[Component]:
         """Finds a component class.
@@ -113,23 +113,58 @@ class Registry:
         raise UnknownNameError(f"no {kind} is called {name!r}{nearest(name, among)}{failed}")
 
 
-def _answers(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Any]]:
-    """What each plugin answers to a hook, in a fixed order."""
-    implementations = getattr(manager.hook, hook).get_hookimpls()
-    return [(item.plugin_name, item.function()) for item in implementations]
+def _manager(failures: dict[str, str]) -> pluggy.PluginManager:
+    """A manager of its own, with the built-in parts and every installed plugin that can be loaded."""
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    manager.register(builtin, name=hookspecs.PROJECT)
+    for distribution in importlib.metadata.distributions():
+        for entry in distribution.entry_points.select(group=hookspecs.PROJECT):
+            name = distribution.metadata["Name"]
+            try:
+                plugin = entry.load()
+                if not manager.is_registered(plugin):
+                    manager.register(plugin, name=f"{name}:{entry.name}")
+                    manager.check_pending()
+            except Exception as error:  # whatever a stranger's module raises
+                failures[name] = f"{type(error).__name__}: {first_line(error)}"
+                manager.unregister(name=f"{name}:{entry.name}")
+    return manager
 
 
-def _named(manager: pluggy.PluginManager, hook: str) -> dict[str, Registered]:
+def _answers(manager: pluggy.PluginManager, hook: str, failures: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    """What each plugin answers to a hook, by distribution, in a fixed order."""
+    for item in getattr(manager.hook, hook).get_hookimpls():
+        origin = item.plugin_name.partition(":")[0]
+        try:
+            yield origin, item.function()
+        except Exception as error:  # whatever a stranger's module raises
+            failures[origin] = f"{hook}: {type(error).__name__}: {first_line(error)}"
+
+
+def _named(
+    manager: pluggy.PluginManager, hook: str, fits: Callable[[Any], bool], failures: dict[str, str]
+) -> dict[str, Registered]:
     merged: dict[str, Registered] = {}
-    for origin, answer in _answers(manager, hook):
+    for origin, answer in _answers(manager, hook, failures):
+        if not isinstance(answer, Mapping) or not all(fits(value) for value in answer.values()):
+            failures[origin] = f"{hook}: expected what its specification returns, found {answer!r}"
+            continue
         for name, value in answer.items():
             _add(merged, name, Registered(value, origin), hook)
     return merged
 
 
-def _recipes(manager: pluggy.PluginManager) -> dict[str, Registered]:
+def _is_a(base: type[Component]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, type) and issubclass(value, base)
+
+
+def _recipes(manager: pluggy.PluginManager, failures: dict[str, str]) -> dict[str, Registered]:
     merged: dict[str, Registered] = {}
-    for origin, folder in _answers(manager, "treeflash_recipes"):
+    for origin, folder in _answers(manager, "treeflash_recipes", failures):
+        if not isinstance(folder, str | Path) or not Path(folder).is_dir():
+            failures[origin] = f"treeflash_recipes: expected a folder, found {folder!r}"
+            continue
         for file in sorted(Path(folder).rglob("*.toml")):
             _add(merged, file.stem, Registered(file, origin), "treeflash_recipes")
     return merged

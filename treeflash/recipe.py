@@ -14,7 +14,15 @@ import attrs
 
 from treeflash.engine import Decoder
 from treeflash.engine.decoder import misfits
-from treeflash.errors import InputError, RecipeError, TreeflashError, UnknownNameError, bullet_list, nearest
+from treeflash.errors import (
+    InputError,
+    RecipeError,
+    TreeflashError,
+    UnknownNameError,
+    bullet_list,
+    first_line,
+    nearest,
+)
 from treeflash.interfaces import BuildContext, Target
 from treeflash.plugins import KINDS, Registry
 from treeflash.structuring import structure
@@ -22,6 +30,8 @@ from treeflash.target import load_target
 
 _DEFAULTS = {"selector": {"use": "opt-tree"}, "verifier": {"use": "sdpa-tree"}}
 _TABLES = ("target", *KINDS)
+# Keys that may hold a folder; a relative one is relative to the file that says so.
+_PLACES = ("model", "checkpoint")
 
 
 @attrs.frozen
@@ -87,7 +97,8 @@ class Recipe:
             RecipeError: Listing every fault.
         """
         path = find(name, registry)
-        tables = merge(_read(path, registry, ()), overrides or {})
+        written = merge(_read(path, registry, ()), overrides or {})
+        tables = merge(_DEFAULTS, written)
         faults = [
             f"unknown table [{table}]{nearest(table, _TABLES)}" for table in tables if table not in _TABLES
         ]
@@ -96,20 +107,19 @@ class Recipe:
             for table, value in tables.items()
             if table in _TABLES and not isinstance(value, Mapping)
         ]
-        if faults:
-            raise RecipeError(bullet_list(str(path), faults))
+        tables = {table: values for table, values in tables.items() if isinstance(values, Mapping)}
         target = structure(tables.get("target", {}), TargetOptions, "target", faults)
-        parts: dict[str, Part] = {}
-        for kind in KINDS:
-            table = tables.get(kind, _DEFAULTS.get(kind))
-            if table is not None:
-                part = _part(kind, table, registry, faults)
-                if part is not None:
-                    parts[kind] = part
-        if "drafter" not in tables:
+        if "drafter" not in written:
             faults.append('[drafter]: expected a table with a key use (use = "none" decodes plainly)')
-        if not faults:
-            faults += _fit(parts)
+        others = len(faults)
+        used = _components(tables, registry, faults)
+        if "drafter" in used and len(faults) == others:
+            faults += misfits(used["drafter"], used.get("builder"), used.get("refiner"))
+        parts: dict[str, Part] = {}
+        for kind, component in used.items():
+            rest = {key: value for key, value in tables[kind].items() if key != "use"}
+            options = structure(rest, component.options_class(), kind, faults)
+            parts[kind] = Part(tables[kind]["use"], component, options)
         if faults or target is None:
             raise RecipeError(bullet_list(str(path), faults))
         return cls(path, target, parts)
@@ -128,13 +138,12 @@ class Recipe:
             TreeflashError: When a model or checkpoint is not to be had or does not fit; the message
                 names the recipe.
         """
-        base = self.path.parent
         try:
             target = self.load_target(registry) if target is None else target
             drafter = self.parts["drafter"]
             context = BuildContext(
                 target=target,
-                locate=lambda place: locate(place, base),
+                locate=locate,
                 drafter_checkpoint=getattr(drafter.options, "checkpoint", None),
             )
             components = {
@@ -162,7 +171,7 @@ class Recipe:
         if source is not None:
             place: str | Path = source()
         else:
-            place = _on_disk(options.model, self.path.parent) or options.model
+            place = _on_disk(options.model) or options.model
             if not isinstance(place, Path) and "/" not in place:
                 hint = nearest(place, registry.targets)
                 raise InputError(f"[target] model: no folder, hub name or target is called {place!r}{hint}")
@@ -258,13 +267,11 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def locate(place: str, base: Path) -> Path:
+def locate(place: str) -> Path:
     """Finds a checkpoint's folder.
 
     Args:
-        place: A folder (relative to the recipe), `package:path` inside an installed package, or a hub
-            name.
-        base: The recipe's folder.
+        place: A folder, `package:path` inside an installed package, or a hub name.
 
     Returns:
         The folder on disk, downloaded when it is on the hub.
@@ -272,7 +279,7 @@ def locate(place: str, base: Path) -> Path:
     Raises:
         InputError: When there is none.
     """
-    found = _on_disk(place, base)
+    found = _on_disk(place)
     if found is not None:
         return found
     if place.count("/") != 1 or place.startswith((".", "/")):
@@ -282,18 +289,18 @@ def locate(place: str, base: Path) -> Path:
     try:
         return Path(snapshot_download(place, allow_patterns=["*.json", "*.safetensors"]))
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise InputError(f"checkpoint {place!r} is no folder and cannot be downloaded: {reason}") from error
 
 
-def _on_disk(place: str, base: Path) -> Path | None:
+def _on_disk(place: str) -> Path | None:
     package, colon, inside = place.partition(":")
     if colon and all(word.isidentifier() for word in package.split(".")):
         try:
             return Path(str(importlib.resources.files(package) / inside))
-        except ModuleNotFoundError:
+        except (ModuleNotFoundError, TypeError):  # the latter for a module that is no package
             raise InputError(f"{place!r}: no package {package!r} is installed") from None
-    path = base / Path(place).expanduser()
+    path = Path(place).expanduser()
     return path if path.is_dir() else None
 
 
@@ -309,6 +316,7 @@ def _read(path: Path, registry: Registry, seen: tuple[Path, ...]) -> dict[str, A
         raise RecipeError(f"{path}: not valid TOML ({error})") from None
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read ({error.strerror})") from None
+    tables = _anchor(tables, path.parent)
     base = tables.pop("extends", None)
     if base is None:
         return tables
@@ -322,23 +330,44 @@ def _read(path: Path, registry: Registry, seen: tuple[Path, ...]) -> dict[str, A
     return merge(_read(below, registry, (*seen, path)), tables)
 
 
-def _part(kind: str, table: Mapping[str, Any], registry: Registry, faults: list[str]) -> Part | None:
-    use = table.get("use")
-    if not isinstance(use, str):
-        known = nearest("", registry.components[kind])
-        faults.append(f"{kind}.use: expected a name, found {'nothing' if use is None else repr(use)}{known}")
-        return None
-    try:
-        component = registry.component(kind, use)
-    except UnknownNameError as error:
-        faults.append(f"{kind}.use: {error}")
-        return None
-    rest = {key: value for key, value in table.items() if key != "use"}
-    options = structure(rest, component.options_class(), kind, faults)
-    return None if options is None else Part(use, component, options)
+def _anchor(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Makes a file's relative folders absolute, so that they stay its own wherever it is extended."""
+
+    def anchored(key: str, value: Any) -> Any:
+        if key in _PLACES and isinstance(value, str) and (folder / value).is_dir():
+            return str(folder / value)
+        return value
+
+    return {
+        table: {key: anchored(key, value) for key, value in values.items()}
+        if isinstance(values, Mapping)
+        else values
+        for table, values in tables.items()
+    }
 
 
-def _fit(parts: Mapping[str, Part]) -> list[str]:
-    """What is wrong between parts that are right by themselves."""
-    used = {kind: part.component for kind, part in parts.items()}
-    return misfits(used["drafter"], used.get("builder"), used.get("refiner"))
+def _components(
+    tables: Mapping[str, Mapping[str, Any]], registry: Registry, faults: list[str]
+) -> dict[str, Any]:
+    """The classes that the tables use, as far as they are known; parts that are none are left out."""
+    used: dict[str, Any] = {}
+    for kind in KINDS:
+        if kind not in tables:
+            continue
+        use = tables[kind].get("use")
+        if kind == "builder" and use == "none":
+            continue  # how an override takes away the builder of the recipe it changes
+        if not isinstance(use, str):
+            known = nearest("", registry.components[kind])
+            found = "nothing" if use is None else repr(use)
+            faults.append(f"{kind}.use: expected a name, found {found}{known}")
+            continue
+        try:
+            used[kind] = registry.component(kind, use)
+        except UnknownNameError as error:
+            faults.append(f"{kind}.use: {error}")
+    drafter = used.get("drafter")
+    if drafter is not None and not getattr(drafter, "drafts_blocks", True):
+        if tables.get("refiner", {}).get("use") == "none":
+            used.pop("refiner", None)
+    return used

@@ -1,23 +1,30 @@
 """How tokens are chosen: the same way with and without speculation."""
 
-from typing import Any
-
 import attrs
 import numpy as np
 import torch
+from attrs.validators import deep_iterable
 from torch import Tensor
 
+# The generator is keyed with words of 64 bits.
+MAX_SEED = 2**64 - 1
 
-def _not_negative(instance: object, attribute: "attrs.Attribute[Any]", value: float) -> None:
+
+def _finite(instance: object, attribute: "attrs.Attribute[float]", value: float) -> None:
     if not 0 <= value < float("inf"):
         raise ValueError(f"{attribute.name} must be a finite number >= 0, found {value!r}")
+
+
+def _word(instance: object, attribute: "attrs.Attribute[int]", value: int) -> None:
+    if not 0 <= value <= MAX_SEED:
+        raise ValueError(f"{attribute.name} must be an integer in 0..2**64-1, found {value!r}")
 
 
 @attrs.define(eq=False)
 class Draws:
     """Chooses tokens for one batch of sequences, greedily or by temperature sampling.
 
-    A sampled token is the argmax of `logits / temperature + noise`, with Gumbel noise that is a
+    A sampled token is the argmax of `logits + temperature * noise`, with Gumbel noise that is a
     function of (seed, sequence, position) alone. All nodes of a tree at one depth stand for the same
     position and share its noise. The text is therefore the same whatever was drafted, and a rounding
     error in the logits changes a token no oftener than it changes a probability. The noise is drawn
@@ -27,13 +34,13 @@ class Draws:
 
     Attributes:
         temperature: 0 is greedy.
-        seed: Any integer >= 0.
+        seed: From 0 to `MAX_SEED`.
         sequences: Number of each row's sequence, `B` of them.
     """
 
-    temperature: float = attrs.field(default=0.0, validator=_not_negative)
-    seed: int = attrs.field(default=0, validator=_not_negative)
-    sequences: tuple[int, ...] = (0,)
+    temperature: float = attrs.field(default=0.0, validator=_finite)
+    seed: int = attrs.field(default=0, validator=_word)
+    sequences: tuple[int, ...] = attrs.field(default=(0,), validator=deep_iterable(_word))
     _noise: dict[tuple[int, int], Tensor] = attrs.field(factory=dict, init=False, repr=False)
 
     def choose(self, logits: Tensor, lengths: Tensor, depths: Tensor, max_depth: int) -> Tensor:
@@ -51,11 +58,11 @@ class Draws:
         if self.temperature == 0:
             return logits.argmax(dim=-1)
         exact = logits.dtype if logits.dtype == torch.float64 else torch.float32
-        scores = logits.to(exact) / self.temperature
+        scores = logits.to(exact, copy=True)
         for row, (sequence, length) in enumerate(zip(self.sequences, lengths.tolist(), strict=True)):
             # The node at position p is followed by the token at position p + 1.
             levels = [self._noise_at(sequence, length + depth + 1, logits) for depth in range(max_depth + 1)]
-            scores[row] += torch.stack(levels)[depths[row]].to(exact)
+            scores[row] += torch.stack(levels).mul_(self.temperature).to(exact)[depths[row]]
             for spent in [key for key in self._noise if key[0] == sequence and key[1] <= length]:
                 del self._noise[spent]
         return scores.argmax(dim=-1)

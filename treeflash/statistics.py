@@ -12,8 +12,8 @@ class StepRecord:
     Attributes:
         num_drafted: Draft nodes in the tree.
         tree_depth: Depth of the deepest of them.
-        num_accepted: Draft tokens accepted, before the text was cut at a stop or limit.
-        num_emitted: Tokens added to the text, behind that cut.
+        num_accepted: Draft tokens accepted that belong to the text: none past a stop or limit.
+        num_emitted: Tokens added to the text, the bonus token included unless the text ends before it.
         seconds: Time of each stage by its name; empty when it was not measured.
     """
 

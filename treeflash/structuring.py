@@ -1,20 +1,22 @@
 """From a table to an attrs class: strict about types, complete about faults."""
 
+import re
 import types
 from collections.abc import Mapping
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import attrs
 from cattrs import Converter
-from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, IterableValidationError
+from cattrs.errors import BaseValidationError
 
-from treeflash.errors import nearest
+from treeflash.errors import first_line, nearest
 
 T = TypeVar("T")
 
-
-class _WrongTypeError(ValueError):
-    """A value of another type than the option's."""
+_SEQUENCES: tuple[Any, ...] = (list, tuple)
+_NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+# How attrs' own validators word a number out of range.
+_OUT_OF_RANGE = re.compile(r"'\w+' must be (?P<expected>.+): (?P<found>.+)")
 
 
 def structure(table: Mapping[str, Any], options: type[T], where: str, faults: list[str]) -> T | None:
@@ -29,20 +31,74 @@ def structure(table: Mapping[str, Any], options: type[T], where: str, faults: li
     Returns:
         The object, or None when there were faults.
     """
+    if not hasattr(options, "__attrs_attrs__"):
+        faults.append(f"{where}: expected an attrs class for options, found {options.__name__}")
+        return None
+    known = {field.name: field for field in attrs.fields(cast(Any, options)) if field.init}
+    found = [f"{where}.{key}: unknown key{nearest(key, known)}" for key in table if key not in known]
+    kinds = get_type_hints(options)
+    values: dict[str, Any] = {}
+    for key, field in known.items():
+        place = f"{where}.{key}"
+        if key not in table:
+            if field.default is attrs.NOTHING:
+                found.append(f"{place}: expected {_spell(kinds[key])}, found nothing")
+            continue
+        if attrs.has(kinds[key]) and isinstance(table[key], Mapping):
+            structure(table[key], kinds[key], place, found)
+        fault = _value_fault(table[key], kinds[key], field)
+        if fault is not None and not any(other.startswith(f"{place}.") for other in found):
+            found.append(f"{place}: {fault}")
+        values[key] = table[key]
+    if not found:
+        try:
+            made: T = _converter().structure(values, options)
+            return made
+        except (BaseValidationError, TypeError, ValueError) as error:
+            found.append(f"{where}: {first_line(error)}")
+    faults += found
+    return None
+
+
+def _value_fault(value: Any, kind: Any, field: "attrs.Attribute[Any]") -> str | None:
+    """What is wrong with one value, by its type and its validator, whatever the others are."""
     try:
-        return _converter().structure(table, options)
-    except ClassValidationError as error:
-        faults += _explain(error, table, options, where)
+        structured = _converter().structure(value, kind)
+    except (BaseValidationError, TypeError, ValueError):
+        return f"expected {_spell(kind)}, found {value!r}"
+    if field.validator is None:
+        return None
+    try:
+        field.validator(None, field, structured)
     except (TypeError, ValueError) as error:
-        faults.append(f"{where}: {error}")
+        match = _OUT_OF_RANGE.fullmatch(str(error))
+        return (
+            "expected {expected}, found {found}".format(**match.groupdict()) if match else first_line(error)
+        )
+    except AttributeError:
+        return None  # it looks at other fields too: left to the whole object
     return None
 
 
 def _converter() -> Converter:
-    converter = Converter(forbid_extra_keys=True, prefer_attrib_converters=True)
-    for kind in (bool, int, float, str):
+    converter = Converter(forbid_extra_keys=True)
+    for kind in _NAMES:
         converter.register_structure_hook(kind, _strict)
-    converter.register_structure_hook_func(_is_optional, _optional(converter))
+
+    def optional(value: Any, kind: Any) -> Any:
+        if value is None:
+            return None
+        (inner,) = (option for option in get_args(kind) if option is not type(None))
+        return converter.structure(value, inner)
+
+    def sequence(value: Any, kind: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            raise TypeError(f"expected a list, found {value!r}")
+        inner = get_args(kind)[0]
+        return get_origin(kind)(converter.structure(item, inner) for item in value)
+
+    converter.register_structure_hook_func(_is_optional, optional)
+    converter.register_structure_hook_func(lambda kind: get_origin(kind) in _SEQUENCES, sequence)
     return converter
 
 
@@ -51,7 +107,7 @@ def _strict(value: Any, kind: type) -> Any:
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
-        raise _WrongTypeError(f"expected {_spell(kind)}, found {value!r}")
+        raise TypeError(f"expected {_spell(kind)}, found {value!r}")
     return value
 
 
@@ -59,40 +115,11 @@ def _is_optional(kind: Any) -> bool:
     return get_origin(kind) in (Union, types.UnionType) and type(None) in get_args(kind)
 
 
-def _optional(converter: Converter) -> Any:
-    def hook(value: Any, kind: Any) -> Any:
-        if value is None:
-            return None
-        (inner,) = (option for option in get_args(kind) if option is not type(None))
-        return converter.structure(value, inner)
-
-    return hook
-
-
-def _explain(error: ClassValidationError, table: Mapping[str, Any], options: type, where: str) -> list[str]:
-    faults = []
-    fields = {field.name: field for field in attrs.fields(options) if field.init}
-    located, others = error.group_exceptions()
-    for cause, note in located:
-        if isinstance(cause, KeyError):
-            kind = _spell(fields[note.name].type)
-            faults.append(f"{where}.{note.name}: expected {kind}, found nothing")
-        elif isinstance(cause, IterableValidationError):
-            faults.append(f"{where}.{note.name}: expected {_spell(note.type)}, found {table[note.name]!r}")
-        else:
-            faults.append(f"{where}.{note.name}: {cause}")
-    for cause in others:
-        if isinstance(cause, ForbiddenExtraKeysError):
-            faults += [
-                f"{where}.{key}: unknown key{nearest(key, fields)}" for key in sorted(cause.extra_fields)
-            ]
-        else:
-            faults.append(f"{where}: {cause}")
-    return faults
-
-
 def _spell(kind: Any) -> str:
-    names = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
     if _is_optional(kind):
         return " or ".join(_spell(option) for option in get_args(kind) if option is not type(None))
-    return names.get(kind, getattr(kind, "__name__", str(kind)))
+    if get_origin(kind) in _SEQUENCES:
+        return f"a list ({_spell(get_args(kind)[0])} each)"
+    if attrs.has(kind):
+        return "a table"
+    return _NAMES.get(kind, getattr(kind, "__name__", str(kind)))

@@ -192,6 +192,19 @@ class BlockDraft:
         top, ids = wide_top_k(logits, min(k, logits.shape[-1]))
         return ids, top - total
 
+    def log_mass_outside(self, ids: Tensor) -> Tensor:
+        """What the backbone's own distributions leave for other tokens.
+
+        Args:
+            ids: int64 `[B, P, k]`, distinct in a position.
+
+        Returns:
+            float32 `[B, P, 1]`, log of the probability of all tokens but these; summed over the
+            others, since one minus a sum is rounding noise where little is left.
+        """
+        logits, total = self._marginals
+        return torch.logsumexp(logits.scatter(-1, ids, -torch.inf), dim=-1, keepdim=True) - total
+
 
 @attrs.frozen(eq=False)
 class Lattice:

@@ -179,14 +179,12 @@ def test_faults_are_also_value_errors(tmp_path, registry):
         Recipe.load(path, registry)
 
 
-@pytest.mark.xfail(strict=True, reason="unknown tables are reported alone")
 def test_an_unknown_table_hides_no_other_fault(refusal):
     message = refusal(f"{TREE}[buildr]\nuse = 'top-m'\n[selector]\nbudgt = 3")
     assert "[buildr]" in message
     assert "selector.budgt" in message
 
 
-@pytest.mark.xfail(strict=True, reason="whether parts fit is asked of faultless tables only")
 def test_a_misfit_hides_behind_no_other_fault(refusal):
     message = refusal(
         "extends = 'tiny-plain'\n[refiner]\nuse = 'swiglu'\n[selector]\nuse = 'chain'\nbudgt = 3"
@@ -195,21 +193,18 @@ def test_a_misfit_hides_behind_no_other_fault(refusal):
     assert "expected no refiner behind it" in message
 
 
-@pytest.mark.xfail(strict=True, reason="attrs stops at the first validator that refuses")
 def test_every_value_out_of_range_is_listed(refusal):
     message = refusal(f"{TREE}[builder]\nbranching = 0\nchildren = 0")
     assert "branching" in message
     assert "children" in message
 
 
-@pytest.mark.xfail(strict=True, reason="validators run only when the table has no other fault")
 def test_a_value_out_of_range_hides_behind_no_other_fault(refusal):
     message = refusal(f"{TREE}[builder]\nbranching = 0\nchildren = 'many'")
     assert "branching" in message
     assert "children" in message
 
 
-@pytest.mark.xfail(strict=True, reason="attrs' own wording comes through")
 def test_a_value_out_of_range_is_worded_like_other_faults(refusal):
     assert "builder.branching: expected" in refusal(f"{TREE}[builder]\nbranching = 0")
 
@@ -251,13 +246,11 @@ def test_other_kinds_of_option_are_checked(table):
     assert fault.startswith(f"selector.{key}: ")
 
 
-@pytest.mark.xfail(strict=True, reason="a string is taken apart into characters")
 def test_a_string_is_no_list_of_strings():
     assert "expected" in faults_of({"names": "abc"})[0]
 
 
 @pytest.mark.parametrize("table", [{"inner": {"depht": 3}}, {"inner": {"depth": "3"}}])
-@pytest.mark.xfail(strict=True, reason="the cause inside is not unpacked")
 def test_faults_in_a_nested_table_name_the_inner_key(table):
     (key,) = table["inner"]
     assert key in faults_of(table)[0]

@@ -236,7 +236,6 @@ def test_faults_in_overrides_are_reported_like_the_files(registry):
     assert "drafter.temperature: expected a number, found 'warm'" in str(error.value)
 
 
-@pytest.mark.xfail(strict=True, reason="defaults are taken whole or not at all")
 def test_options_of_a_default_component_can_be_set_alone(registry):
     recipe = Recipe.load("tiny-plain", registry, {"selector": {"budget": 3}})
     assert recipe.parts["selector"].options == OptTree(budget=3)

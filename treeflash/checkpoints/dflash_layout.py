@@ -67,7 +67,10 @@ def _misfits(
 
     compare("hidden_size", config.get("hidden_size"), target.hidden_size)
     compare("num_target_layers", config.get("num_target_layers"), target.num_layers)
-    compare("rope_theta", rope_theta(config), target.rope_theta)
+    theta = rope_theta(config)
+    if target.rope_theta is not None and theta is None:
+        faults.append(f"rope_theta: expected the target's {target.rope_theta}, found nothing")
+    compare("rope_theta", theta, target.rope_theta)
     vocabulary = config.get("vocab_size")
     if isinstance(vocabulary, int) and not _same_vocabulary(vocabulary, target.vocab_size):
         compare("vocab_size", vocabulary, target.vocab_size)
@@ -80,11 +83,13 @@ def _misfits(
 
 
 def rope_theta(config: Mapping[str, Any]) -> float | None:
-    """Base of the rotary positions, from either place where configs keep it."""
+    """Base of the rotary positions, from either place where configs keep it; None without a number."""
     parameters = config.get("rope_parameters")
     nested = parameters.get("rope_theta") if isinstance(parameters, Mapping) else None
-    theta = config.get("rope_theta", nested)
-    return None if theta is None else float(theta)
+    for theta in (config.get("rope_theta"), nested):
+        if isinstance(theta, int | float) and not isinstance(theta, bool):
+            return float(theta)
+    return None
 
 
 def _same_vocabulary(drafter: int, target: int) -> bool:
@@ -126,11 +131,7 @@ def read_facts(config: Mapping[str, Any], target: TargetFacts) -> tuple[DFlashFa
             "(guessing them gives a wrong drafter without an error)"
         )
         layers = None
-    kinds = set(config.get("layer_types") or ())
-    if kinds - {"full_attention"}:
-        faults.append(f"layer_types: expected full_attention alone, found {sorted(kinds)}")
-    if config.get("hidden_act", "silu") != "silu":
-        faults.append(f"hidden_act: expected 'silu', found {config['hidden_act']!r}")
+    faults += _odd_values(config)
     faults += _misfits(config, mask, layers, target)
     if block_size is None or mask is None or layers is None or None in sizes.values():
         return None, faults
@@ -146,11 +147,39 @@ def read_facts(config: Mapping[str, Any], target: TargetFacts) -> tuple[DFlashFa
     return facts, faults
 
 
+def _odd_values(config: Mapping[str, Any]) -> list[str]:
+    """Optional keys whose values cannot be used."""
+    numbers = (int, float)
+    kinds: dict[str, tuple[tuple[type, ...], str]] = {
+        "head_dim": ((int,), "an integer"),
+        "num_target_layers": ((int,), "an integer"),
+        "vocab_size": ((int,), "an integer"),
+        "rms_norm_eps": (numbers, "a number"),
+        "rope_theta": (numbers, "a number"),
+        "attention_bias": ((bool,), "true or false"),
+        "rope_parameters": ((dict,), "an object"),
+    }
+    faults = [
+        f"{key}: expected {name}, found {config[key]!r}"
+        for key, (allowed, name) in kinds.items()
+        if config.get(key) is not None and type(config[key]) not in allowed
+    ]
+    layers = config.get("layer_types")
+    if layers is not None and not (
+        isinstance(layers, list) and all(kind == "full_attention" for kind in layers)
+    ):
+        faults.append(f"layer_types: expected full_attention alone, found {layers!r}")
+    if config.get("hidden_act", "silu") != "silu":
+        faults.append(f"hidden_act: expected 'silu', found {config['hidden_act']!r}")
+    return faults
+
+
 def _network(config: Mapping[str, Any]) -> dict[str, Any]:
     keys = (*_SIZES, "head_dim", "rms_norm_eps", "attention_bias", "max_position_embeddings")
     network = {key: config[key] for key in keys if config.get(key) is not None}
     network.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {"rope_type": "default"})
+    stated = config.get("rope_parameters") or config.get("rope_scaling")
+    rope = dict(stated) if isinstance(stated, Mapping) else {"rope_type": "default"}
     theta = rope_theta(config)
     if theta is not None:
         rope["rope_theta"] = theta

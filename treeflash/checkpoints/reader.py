@@ -9,10 +9,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from treeflash.errors import CheckpointError
+from treeflash.errors import CheckpointError, bullet_list
 
 REFINER_PREFIX = "ar_approximation."
 _OUTER_PREFIX = "model."
+_DTYPES = ("BF16", "F16", "F32", "F64")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -24,11 +25,13 @@ class StoredTensor:
         file: Its safetensors file.
         key: Its name in that file.
         shape: Its shape.
+        dtype: Its dtype, as safetensors spells it.
     """
 
     file: Path
     key: str
     shape: tuple[int, ...]
+    dtype: str
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -88,14 +91,17 @@ class Checkpoint:
         config = read_json(folder / "config.json")
         backbone: dict[str, StoredTensor] = {}
         refiner: dict[str, StoredTensor] = {}
+        twice = []
         for file in _weight_files(folder):
-            for key, shape in _shapes(file).items():
-                name = key.removeprefix(_OUTER_PREFIX)
+            for stored in _stored(file):
+                name = stored.key.removeprefix(_OUTER_PREFIX)
                 section = refiner if name.startswith(REFINER_PREFIX) else backbone
                 name = name.removeprefix(REFINER_PREFIX)
                 if name in section:
-                    raise CheckpointError(f"{file}: tensor {key} is stored twice")
-                section[name] = StoredTensor(file, key, shape)
+                    twice.append(f"tensor {stored.key} is stored twice")
+                section[name] = stored
+        if twice:
+            raise CheckpointError(bullet_list(f"{folder}", twice))
         return cls(folder, config, backbone, refiner)
 
     def load(self, module: nn.Module, section: str) -> list[str]:
@@ -110,7 +116,8 @@ class Checkpoint:
         """
         stored: dict[str, StoredTensor] = getattr(self, section)
         expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-        faults = [f"{section} tensor {name} is missing" for name in expected.keys() - stored.keys()]
+        prefix = REFINER_PREFIX if section == "refiner" else ""
+        faults = [f"{section} tensor {prefix}{name} is missing" for name in expected.keys() - stored.keys()]
         faults += [
             f"{section} tensor {stored[name].key} is unknown" for name in stored.keys() - expected.keys()
         ]
@@ -119,6 +126,11 @@ class Checkpoint:
                 faults.append(
                     f"{section} tensor {stored[name].key}: expected shape {list(expected[name])}, "
                     f"found {list(stored[name].shape)}"
+                )
+            if stored[name].dtype not in _DTYPES:
+                faults.append(
+                    f"{section} tensor {stored[name].key}: expected one of {', '.join(_DTYPES)}, "
+                    f"found {stored[name].dtype}"
                 )
         if faults:
             return sorted(faults)
@@ -168,9 +180,13 @@ def _weight_files(folder: Path) -> list[Path]:
     )
 
 
-def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+def _stored(file: Path) -> list[StoredTensor]:
     try:
         with safe_open(file, framework="pt") as handle:
-            return {key: tuple(handle.get_slice(key).get_shape()) for key in handle.keys()}
+            slices = {key: handle.get_slice(key) for key in handle.keys()}
+            return [
+                StoredTensor(file, key, tuple(part.get_shape()), part.get_dtype())
+                for key, part in slices.items()
+            ]
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file}: not a readable safetensors file ({error})") from None

@@ -10,6 +10,7 @@ from treeflash.engine.stopping import STOP_TOKEN
 from treeflash.errors import InputError
 from treeflash.plugins import Registry
 from treeflash.recipe import Recipe, merge, parse_overrides
+from treeflash.sampling import MAX_SEED
 from treeflash.target import HuggingFaceTarget
 from treeflash.target.text import TextCodec, TextStream
 
@@ -19,7 +20,7 @@ from treeflash.target.text import TextCodec, TextStream
 @click.argument("prompt")
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True)
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0, max=MAX_SEED), default=0, show_default=True)
 @click.option("--dtype", help="Of the target, in place of the recipe's.")
 @click.option("-o", "overrides", multiple=True, metavar="TABLE.KEY=VALUE", help="Overrides the recipe.")
 @click.option("--raw", is_flag=True, help="Take PROMPT as it is, not as a user's turn of a chat.")

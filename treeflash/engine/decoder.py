@@ -173,7 +173,7 @@ class Decoder:
                 StepRecord(
                     num_drafted=int(tree.num_nodes[0]) - 1 if tree.size > 1 else 0,
                     tree_depth=tree.max_depth,
-                    num_accepted=acceptance.num_accepted[0],
+                    num_accepted=min(acceptance.num_accepted[0], len(emitted)),
                     num_emitted=len(emitted),
                     seconds=watch.take(),
                 )

@@ -9,9 +9,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
-from treeflash.errors import InputError, UnsupportedTargetError
+from treeflash.errors import InputError, UnsupportedTargetError, first_line
 from treeflash.target.hugging_face import HuggingFaceTarget
 from treeflash.target.probe import probe
+
+_DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 def wrap_model(model: PreTrainedModel, tokenizer: Any = None) -> HuggingFaceTarget:
@@ -62,7 +69,7 @@ def load_target(name: str | Path, *, dtype: str = "auto", device: str = "auto") 
         try:
             model = AutoModelForCausalLM.from_pretrained(name, dtype=wanted)
         except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise InputError(f"target {str(name)!r} cannot be loaded: {reason}") from error
         tokenizer = _tokenizer(name)
     return wrap_model(model.to(place).eval(), tokenizer)
@@ -80,12 +87,11 @@ def torch_dtype(name: str) -> torch.dtype | str:
     Raises:
         InputError: For any other name.
     """
-    dtype = getattr(torch, name, None)
     if name == "auto":
         return name
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise InputError(f"dtype: expected auto, float32, float64, bfloat16 or float16, found {name!r}")
-    return dtype
+    if name not in _DTYPES:
+        raise InputError(f"dtype: expected auto, {', '.join(_DTYPES)}, found {name!r}")
+    return _DTYPES[name]
 
 
 def torch_device(name: str) -> torch.device:
@@ -105,7 +111,7 @@ def torch_device(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise InputError(
             f"device: expected auto or a device that is present, found {name!r} ({reason})"
         ) from None

@@ -15,7 +15,7 @@ from transformers import Qwen3Config
 from treeflash.checkpoints.dflash_layout import DFlashFacts, read_facts
 from treeflash.checkpoints.reader import Checkpoint
 from treeflash.components.drafters.dflash_network import DFlashNetwork
-from treeflash.errors import CheckpointError, bullet_list
+from treeflash.errors import CheckpointError, bullet_list, first_line
 from treeflash.interfaces import BuildContext, Drafter, Target
 from treeflash.types import BlockDraft, DraftHead, Limits
 
@@ -88,12 +88,22 @@ class DFlash(Drafter):
         facts, faults = read_facts(checkpoint.config, target.fingerprint())
         if facts is None:
             raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults))
-        with torch.device("meta"):
-            network = DFlashNetwork(Qwen3Config(**facts.network), len(facts.target_layer_ids))
+        try:
+            with torch.device("meta"):
+                network = DFlashNetwork(Qwen3Config(**facts.network), len(facts.target_layer_ids))
+        except Exception as error:  # the config class checks values in its own ways
+            faults.append(f"config.json cannot be used: {first_line(error)}")
+            raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults)) from None
         faults += checkpoint.load(network, "backbone")
         if faults:
             raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults))
-        return cls(network.to(device=target.device, dtype=target.dtype).eval(), facts, temperature)
+        network = network.to(device=target.device, dtype=target.dtype).eval()
+        try:
+            network.prepare_rotary()
+        except Exception as error:  # so does each kind of rotary scaling
+            fault = f"rope_parameters cannot be used: {type(error).__name__} {first_line(error)}"
+            raise CheckpointError(f"{checkpoint.folder}: {fault}") from None
+        return cls(network, facts, temperature)
 
     @property
     def tap_layers(self) -> tuple[int, ...]:  # type: ignore[override]  # the checkpoint says which

@@ -110,12 +110,11 @@ class DFlashNetwork(nn.Module):
     def positions(self, like: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines `[1, n, d]` of the positions from `start` on, for `like` `[B, n, D]`."""
         ids = torch.arange(start, start + like.shape[1], device=like.device)[None]
-        cos, sin = self.rotary(like, ids)
+        cos, sin = self.prepare_rotary()(like, ids)
         return cos, sin
 
-    @property
-    def rotary(self) -> Any:
-        """The rotary embedding; it has no weights, and is made on first use, on the weights' device."""
+    def prepare_rotary(self) -> Any:
+        """Gives the rotary embedding, made on first use on the weights' device; it has no weights."""
         if "_rotary" not in self.__dict__:
             # Kept out of the submodules: a checkpoint does not name it, a cast must not round it.
             self.__dict__["_rotary"] = Qwen3RotaryEmbedding(self.config).to(self.fc.weight.device)

@@ -1,12 +1,13 @@
 """A refiner that corrects logits, not hidden states: a low-rank score of each pair of tokens."""
 
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import attrs
 import torch
 from attrs.validators import ge
 from torch import Tensor, nn
 
+from treeflash.checkpoints.reader import Checkpoint
 from treeflash.components.refiners.trained import TrainedRefiner
 from treeflash.interfaces import BuildContext, Target
 from treeflash.types import BlockDraft
@@ -67,9 +68,10 @@ class Bilinear(TrainedRefiner):
         return refiner
 
     @classmethod
-    def make_network(cls, config: dict[str, Any], target: Target) -> nn.Module:
-        """Takes the rank from the config's `treeflash_config.rank`."""
-        rank = config.get("treeflash_config", {}).get("rank", 64)
+    def make_network(cls, checkpoint: Checkpoint, target: Target) -> nn.Module:
+        """Takes the rank from the stored table."""
+        table = checkpoint.refiner.get("predecessor.weight")
+        rank = table.shape[-1] if table is not None and table.shape else 1
         return BilinearNetwork(target.hidden_size, target.vocab_size, rank)
 
     def children(self, draft: BlockDraft, slots: Tensor, previous: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -78,10 +80,10 @@ class Bilinear(TrainedRefiner):
         ids, log_probs = draft.top_k(max(self.candidates, k))
         keys = network.successor(ids)
         queries = network.predecessor(previous[..., 0]) * network.projection(draft.normed)[:, slots]
-        scores = torch.einsum("bfr,bfcr->bfc", queries, keys[:, slots]).float()
+        scores = torch.einsum("bfr,bfcr->bfc", queries, keys[:, slots]).float() / draft.head.temperature
+        others = draft.log_mass_outside(ids)[:, slots]
         ids, log_probs = ids[:, slots], log_probs[:, slots]
         refined = log_probs + scores
-        rest = (1 - log_probs.exp().sum(dim=-1, keepdim=True)).clamp(min=0)
-        total = torch.logaddexp(torch.logsumexp(refined, dim=-1, keepdim=True), rest.log())
+        total = torch.logaddexp(torch.logsumexp(refined, dim=-1, keepdim=True), others)
         best, order = (refined - total).topk(min(k, refined.shape[-1]), dim=-1)
         return ids.gather(2, order), best

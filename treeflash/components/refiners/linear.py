@@ -1,10 +1,11 @@
 """The ablation of the SwiGLU refiner: one linear map in its place."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 from torch import Tensor, nn
 
+from treeflash.checkpoints.reader import Checkpoint
 from treeflash.components.refiners.trained import HiddenRefiner, per_source
 from treeflash.interfaces import Target
 
@@ -32,7 +33,7 @@ class Linear(HiddenRefiner):
     layout: ClassVar[str] = "linear"
 
     @classmethod
-    def make_network(cls, config: dict[str, Any], target: Target) -> nn.Module:
+    def make_network(cls, checkpoint: Checkpoint, target: Target) -> nn.Module:
         """Has no size of its own."""
         return LinearNetwork(target.hidden_size)
 

@@ -1,11 +1,12 @@
 """TreeFlash's refiner: a SwiGLU layer that sees the previous token."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 from torch import Tensor, nn
 from torch.nn import functional
 
+from treeflash.checkpoints.reader import Checkpoint
 from treeflash.components.refiners.trained import HiddenRefiner, per_source
 from treeflash.interfaces import Target
 
@@ -39,9 +40,9 @@ class SwiGlu(HiddenRefiner):
     layout: ClassVar[str] = "swiglu"
 
     @classmethod
-    def make_network(cls, config: dict[str, Any], target: Target) -> nn.Module:
+    def make_network(cls, checkpoint: Checkpoint, target: Target) -> nn.Module:
         """Takes the width from the config's `intermediate_size`."""
-        return SwiGluNetwork(target.hidden_size, config["intermediate_size"], cls.history)
+        return SwiGluNetwork(target.hidden_size, checkpoint.config["intermediate_size"], cls.history)
 
     def correction(self, embedded: Tensor, normed: Tensor, slots: Tensor) -> Tensor:
         """Runs the layer."""

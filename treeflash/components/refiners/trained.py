@@ -42,11 +42,11 @@ class TrainedRefiner(Refiner):
 
     @classmethod
     @abstractmethod
-    def make_network(cls, config: dict[str, Any], target: Target) -> nn.Module:
+    def make_network(cls, checkpoint: Checkpoint, target: Target) -> nn.Module:
         """Sizes the network.
 
         Args:
-            config: The checkpoint's config.
+            checkpoint: The checkpoint, its config checked.
             target: The target.
 
         Returns:
@@ -86,7 +86,7 @@ class TrainedRefiner(Refiner):
             faults.append(f"treeflash_config.ar_approximation: expected {cls.layout!r}, found {found}")
         else:
             with torch.device("meta"):
-                network = cls.make_network(checkpoint.config, target)
+                network = cls.make_network(checkpoint, target)
             faults += checkpoint.load(network, "refiner")
         if faults:
             raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import attrs
 import torch
-from attrs.validators import ge, optional
+from attrs.validators import and_, ge, le, optional
 from torch import Tensor
 
 from treeflash.interfaces import Selector
@@ -12,6 +12,9 @@ from treeflash.proposal import Proposal
 from treeflash.statistics import StepRecord
 from treeflash.tree import TokenTree
 from treeflash.types import Limits
+
+# A tree is read in one pass, under a mask that grows with the square of its size.
+MOST_NODES = 4096
 
 
 @attrs.frozen
@@ -24,14 +27,14 @@ class OptTree(Selector):
     Source: OPT-Tree (Wang et al. 2024, arXiv:2406.17276).
 
     Attributes:
-        budget: Draft nodes, the root excluded.
+        budget: Draft nodes, the root excluded, up to `MOST_NODES`.
         depth: Levels drafted at most; as many as the drafter gives when not set. Deep levels seldom
             enter a small tree, and cost a row of the vocabulary's width each to look at.
         beam: Nodes of a level whose children are looked at; exact when not below the budget, which
             is the default.
     """
 
-    budget: int = attrs.field(default=63, validator=ge(0))
+    budget: int = attrs.field(default=63, validator=and_(ge(0), le(MOST_NODES)))
     depth: int | None = attrs.field(default=None, validator=optional(ge(1)))
     beam: int | None = attrs.field(default=None, validator=optional(ge(1)))
 
