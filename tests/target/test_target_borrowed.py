@@ -107,7 +107,6 @@ def test_a_model_read_with_eager_attention_is_given_back(seen):
     assert condition(model) == before
 
 
-@pytest.mark.xfail(strict=True, reason="hugging_face.py, borrowed: eval() comes before the try")
 @pytest.mark.parametrize("family", ["gemma2", "gpt-oss"])
 def test_attention_that_cannot_be_set_leaves_the_modes(family):
     model = mixed(tiny_model(family))
@@ -170,9 +169,6 @@ def composite():
     return Gemma3ForConditionalGeneration(config).eval()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="hugging_face.py, borrowed: knows the attention of the outermost config alone"
-)
 @pytest.mark.parametrize(
     ("outer", "text", "image"),
     [("eager", "eager", "sdpa"), ("sdpa", "eager", "sdpa"), ("eager", "sdpa", "eager")],
@@ -212,9 +208,6 @@ def test_training_modules_are_off_during_the_pass(seen):
     assert passes == [("sdpa", [])] * 3
 
 
-@pytest.mark.xfail(
-    strict=True, reason="hugging_face.py, borrowed: asks for the mode of the outermost module alone"
-)
 def test_a_training_module_in_an_evaluating_model_is_off_during_the_pass(seen):
     # Dropout that is left on makes the logits random: nothing is lossless then.
     model = tiny_model("gpt2")

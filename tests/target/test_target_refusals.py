@@ -220,15 +220,11 @@ def test_low_precision_is_no_reason_to_refuse(family, device):
     assert wrap_model(tiny_model(family, dtype=torch.bfloat16, device=device)).dtype == torch.bfloat16
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AttributeError, reason="hugging_face.py: get_output_embeddings() may be None"
-)
 def test_a_model_without_a_head_is_refused():
     with pytest.raises(UnsupportedTargetError, match="head"):
         wrap_model(tiny_model("llama").model)
 
 
-@pytest.mark.xfail(strict=True, reason="the probe is shorter than the window it should test")
 def test_a_window_that_the_model_ignores_is_noticed():
     # Llama reads no sliding_window; a config converted from another family may still name one, and
     # prompts beyond it would be read with a window the model does not have.

@@ -178,7 +178,6 @@ def test_a_words_leading_space_is_kept_but_for_the_first(ids, sizes):
     assert "".join(streamed(WORDS, chunked(ids, sizes))) == WORDS.decode(ids)
 
 
-@pytest.mark.xfail(strict=True, reason="text.py, push: a piece without text must not become the border")
 @pytest.mark.parametrize("pieces", [[[3], [2], [4]], [[3], [], [4]], [[3], [2, 1], [], [4, 5]]], ids=str)
 def test_a_piece_without_text_does_not_lose_the_next_space(pieces):
     ids = list(itertools.chain(*pieces))

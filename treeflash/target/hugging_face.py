@@ -57,6 +57,11 @@ class HuggingFaceTarget:
         self.windows = layer_windows(config)
         self._parameters = set(inspect.signature(model.forward).parameters)
         self._cache_name = _cache_name(self._parameters)
+        self._decoder = model.get_decoder()
+        if attention == "sdpa" and not getattr(self._decoder, "_supports_sdpa", True):
+            raise UnsupportedTargetError("it has no SDPA path")
+        if model.get_output_embeddings() is None:
+            raise UnsupportedTargetError("it has no output head that gives logits")
         embedding = model.get_input_embeddings().weight
         self.device: torch.device = embedding.device
         self.dtype: torch.dtype = embedding.dtype
@@ -66,7 +71,6 @@ class HuggingFaceTarget:
         self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
         self.stop_ids: tuple[int, ...] = _stop_ids(model)
         self._rope_theta = _rope_theta(config)
-        self._decoder = model.get_decoder()
         self._layers = decoder_layers(self._decoder, self.num_layers)
 
     def start(self, batch_size: int, capacity: int, tap_layers: Sequence[int]) -> TargetState:
@@ -169,20 +173,20 @@ class HuggingFaceTarget:
     @contextmanager
     def borrowed(self) -> Iterator[None]:
         """Switches the model to evaluation and to masked attention, and back at the end."""
-        training, attention = self.model.training, self.model.config._attn_implementation
-        if training:
-            modes = [(module, module.training) for module in self.model.modules()]
-            self.model.eval()
-        if attention != self.attention:
-            self.model.set_attn_implementation(self.attention)
+        config = self._decoder.config
+        attention = config._attn_implementation
+        training = [module for module in self.model.modules() if module.training]
         try:
+            for module in training:
+                module.training = False
+            if attention != self.attention:
+                config._attn_implementation = self.attention
             yield
         finally:
-            if training:
-                for module, mode in modes:
-                    module.training = mode
+            for module in training:
+                module.training = True
             if attention != self.attention:
-                self.model.set_attn_implementation(attention)
+                config._attn_implementation = attention
 
 
 def _cache_name(parameters: set[str]) -> str:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
@@ -13,6 +15,7 @@ from treeflash.errors import InputError, UnsupportedTargetError, first_line
 from treeflash.target.hugging_face import HuggingFaceTarget
 from treeflash.target.probe import probe
 
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 _DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
@@ -67,11 +70,15 @@ def load_target(name: str | Path, *, dtype: str = "auto", device: str = "auto") 
     wanted, place = torch_dtype(dtype), torch_device(device)
     with _quiet_loading():
         try:
-            model = AutoModelForCausalLM.from_pretrained(name, dtype=wanted)
-        except (OSError, ValueError) as error:
+            model, report = AutoModelForCausalLM.from_pretrained(name, dtype=wanted, output_loading_info=True)
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             reason = first_line(error)
             raise InputError(f"target {str(name)!r} cannot be loaded: {reason}") from error
         tokenizer = _tokenizer(name)
+    missing = sorted(report["missing_keys"])
+    if missing:
+        # The library fills them with random numbers.
+        raise InputError(f"target {str(name)!r} cannot be loaded: tensors are missing: {', '.join(missing)}")
     return wrap_model(model.to(place).eval(), tokenizer)
 
 
@@ -90,7 +97,8 @@ def torch_dtype(name: str) -> torch.dtype | str:
     if name == "auto":
         return name
     if name not in _DTYPES:
-        raise InputError(f"dtype: expected auto, {', '.join(_DTYPES)}, found {name!r}")
+        *others, last = _DTYPES
+        raise InputError(f"dtype: expected auto, {', '.join(others)} or {last}, found {name!r}")
     return _DTYPES[name]
 
 
@@ -109,7 +117,9 @@ def torch_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.empty(0, device=name).device
+        sample = torch.zeros(1, device=name)
+        sample.tolist()  # a device that holds no numbers fails here
+        return sample.device
     except (RuntimeError, AssertionError) as error:
         reason = first_line(error)
         raise InputError(
@@ -118,19 +128,30 @@ def torch_device(name: str) -> torch.device:
 
 
 def _tokenizer(name: str | Path) -> Any:
+    folder = Path(name)
+    if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
+        return None  # a target of token ids alone; for some families the library would make up an empty one
     try:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError):
-        return None  # a target of token ids alone
+        return None
 
 
 @contextmanager
 def _quiet_loading() -> Iterator[None]:
-    """Keeps the loader's progress bar out of the output, and puts the setting back."""
-    shown = logging.is_progress_bar_enabled()
+    """Keeps the loader's progress bar out of the output, not that of a download; puts the setting back."""
+    shown, downloads_hidden = logging.is_progress_bar_enabled(), are_progress_bars_disabled()
     logging.disable_progress_bar()
+    _show_downloads(not downloads_hidden)
     try:
         yield
     finally:
         if shown:
             logging.enable_progress_bar()
+        _show_downloads(not downloads_hidden)
+
+
+def _show_downloads(wanted: bool) -> None:
+    """The loader's switch moves the hub's too."""
+    if wanted == are_progress_bars_disabled():
+        (enable_progress_bars if wanted else disable_progress_bars)()

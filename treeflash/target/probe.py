@@ -10,6 +10,8 @@ from treeflash.tree import TokenTree
 # Largest root-mean-square difference of the logits, in units of their spread, that rounding explains.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _COARSE_TOLERANCE = 0.15
+# Windows up to this are tested with a prompt that reaches past them.
+_LONGEST_WINDOW = 1024
 
 
 @torch.inference_mode()
@@ -24,16 +26,18 @@ def probe(target: HuggingFaceTarget) -> str | None:
     Returns:
         None when the logits agree; otherwise the reason not to use the target.
     """
-    ids = [token % target.vocab_size for token in range(11, 20)]
-    prompt, root, after = ids[:3], ids[3], ids[8]
+    windows = [window for window in target.windows.values() if window is not None]
+    behind = max([3, *(window + 2 for window in windows if window <= _LONGEST_WINDOW)])
+    ids = [token % target.vocab_size for token in range(11, 11 + behind + 6)]
+    prompt, (root, *others, after) = ids[:behind], ids[behind:]
     # Siblings differ even in a vocabulary of two.
-    left, right = (ids[4], ids[6]), (ids[5], ids[7])
+    left, right = others[0::2], others[1::2]
     # Breadth first, so that neither branch lies in the order of its positions.
     tree = TokenTree.from_lists(
         [root, left[0], right[0], left[1], right[1]], [-1, 0, 0, 1, 2], device=target.device
     )
     try:
-        state = target.start(1, 16, ())
+        state = target.start(1, len(ids) + tree.size, ())
         last = target.prefill(state, _row(target, prompt)).logits[0, -1]
         nodes = target.verify(state, tree).logits[0]
         unwritten = sum(not layer.is_initialized for layer in state.cache.layers)
@@ -42,7 +46,7 @@ def probe(target: HuggingFaceTarget) -> str | None:
         target.commit(state, [[0, 2, 4]])
         following = target.verify(state, TokenTree.root_only(_row(target, [after])[0])).logits[0]
         paths = [[*prompt, root, *left, after], [*prompt, root, *right, after]]
-        first, second = (_plain(target, path)[2:] for path in paths)
+        first, second = (_plain(target, path)[behind - 1 :] for path in paths)
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
         if isinstance(error, InputError):
             raise

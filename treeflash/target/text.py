@@ -93,7 +93,8 @@ class TextStream:
         # not grow with the text.
         before = self.codec.decode(self._token_ids[self._read : self._shown])
         now = self.codec.decode(self._token_ids[self._read :])
-        if now.endswith("\N{REPLACEMENT CHARACTER}"):
+        # A piece that shows nothing yet (half a character, a special token) is no border.
+        if now.endswith("\N{REPLACEMENT CHARACTER}") or len(now) <= len(before):
             return ""
         self._read, self._shown = self._shown, len(self._token_ids)
         return now[len(before) :]
