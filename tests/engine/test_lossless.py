@@ -120,6 +120,7 @@ def random_dflash(target, case):
         "head_dim": 8,
         "num_hidden_layers": 2,
         "vocab_size": target.vocab_size,
+        "rope_theta": target.fingerprint().rope_theta or 10000.0,
     }
     layers = (target.num_layers - 1, 0)
     torch.manual_seed(case.seed)

@@ -5,7 +5,6 @@ from logging import StreamHandler
 
 import pytest
 import torch
-from conftest import TEMPLATE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 from treeflash_smollm2.conversion import _quiet, convert_gguf
@@ -44,7 +43,7 @@ def test_tokenizer_and_chat_template_survive(tiny_gguf, folder):
     after = AutoTokenizer.from_pretrained(folder)
     assert after.encode(TEXT) == before.encode(TEXT)
     assert after.decode(after.encode(TEXT)) == TEXT
-    assert after.chat_template == TEMPLATE
+    assert after.chat_template == before.chat_template != ""
 
 
 def test_generation_stops_at_the_tokenizers_end(folder):
