@@ -1,11 +1,14 @@
 """Prompts: in pieces or whole, at once or in turns."""
 
+import inspect
+
 import pytest
 import torch
 
 import treeflash.target.hugging_face as hugging_face
 from treeflash.errors import InputError
-from treeflash.testing.families import FAMILIES
+from treeflash.target import wrap_model
+from treeflash.testing.families import FAMILIES, tiny_model
 
 from .target_helpers import assert_close, plain, row, shared_target
 
@@ -56,6 +59,25 @@ def test_only_the_last_position_is_projected(monkeypatch, device):
     read(target, target.start(1, 16, ()), PROMPT)
     handle.remove()
     assert rows == [1]
+
+
+def test_a_forward_that_projects_everything_gives_the_last_position_too(monkeypatch, device):
+    model = tiny_model("llama", dtype=torch.float64, device=device)
+    forward = model.forward
+    signature = inspect.signature(forward)
+    kept = [value for name, value in signature.parameters.items() if name != "logits_to_keep"]
+
+    def older(**inputs):
+        assert "logits_to_keep" not in inputs
+        return forward(**inputs)
+
+    older.__signature__ = signature.replace(parameters=kept)
+    expected = plain(model, PROMPT)[-1]
+    monkeypatch.setattr(model, "forward", older)
+    target = wrap_model(model)
+    logits = read(target, target.start(1, 16, ()), PROMPT).logits
+    assert logits.shape == (1, 1, 40)
+    assert_close(logits[0, 0], expected)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "gpt2"])

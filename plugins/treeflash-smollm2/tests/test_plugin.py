@@ -1,12 +1,14 @@
 import json
-import tomllib
 from importlib import resources
 
 import pluggy
+import pytest
 import treeflash_smollm2
 from safetensors import safe_open
 
 from treeflash import hookspecs
+from treeflash.plugins import Registry
+from treeflash.recipe import Recipe
 
 
 def answers() -> pluggy.HookRelay:
@@ -21,14 +23,20 @@ def test_target_is_found_by_name():
     assert answers().treeflash_targets() == [{"smollm2-135m-instruct": treeflash_smollm2.local_model}]
 
 
-def test_recipes_name_this_target_and_drafter():
-    (folder,) = answers().treeflash_recipes()
-    recipes = {path.stem: tomllib.loads(path.read_text()) for path in folder.glob("*.toml")}
-    assert set(recipes) == {f"smollm2-{name}" for name in ("plain", "dflash", "ddtree", "treeflash")}
-    for name, recipe in recipes.items():
-        assert recipe["target"]["model"] == "smollm2-135m-instruct"
-        checkpoint = recipe["drafter"].get("checkpoint")
-        assert checkpoint == (None if name == "smollm2-plain" else "treeflash_smollm2:drafter")
+@pytest.mark.parametrize("name", ["plain", "dflash", "ddtree", "treeflash"])
+def test_recipes_are_sound_and_name_this_target_and_drafter(name):
+    recipe = Recipe.load(f"smollm2-{name}", Registry.load())
+    assert recipe.target.model == "smollm2-135m-instruct"
+    if name != "plain":
+        assert recipe.parts["drafter"].options.checkpoint == "treeflash_smollm2:drafter"
+
+
+def test_trees_are_compared_at_one_budget():
+    registry = Registry.load()
+    selectors = [
+        Recipe.load(f"smollm2-{name}", registry).parts["selector"] for name in ("ddtree", "treeflash")
+    ]
+    assert selectors[0].options == selectors[1].options
 
 
 def test_drafter_is_in_the_package():
