@@ -55,7 +55,7 @@ def drafted(request, tiny_target, dflash):
     state = tiny_target.start(1, context.shape[1], dflash.tap_layers)
     taps = tiny_target.prefill(state, context).taps
     memory = dflash.start(1, context.shape[1] + 8)
-    dflash.extend(memory, context, taps)
+    dflash.extend(memory, context, taps, torch.tensor([context.shape[1]]))
     recent = torch.tensor([[case["context"][-1], case["anchor"]]], device=tiny_target.device)
     draft = dflash.propose(memory, recent, Limits(nodes=31, depth=7))
     return f"case{case['case']}", taps, draft

@@ -1,4 +1,4 @@
-"""The five parts of a tree decoder, and the target they work for.
+"""The five parts of a tree decoder.
 
 A part is an attrs class whose fields are its options. One that needs more than its options (weights,
 say) gives an options class of its own and `from_options`.
@@ -7,7 +7,7 @@ say) gives an options class of its own and `from_options`.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import attrs
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from treeflash.proposal import FrontierProposal, Proposal, TableProposal
 from treeflash.sampling import Draws
 from treeflash.statistics import StepRecord
+from treeflash.target_interface import Target
 from treeflash.tree import TokenTree
 from treeflash.types import (
     Acceptance,
@@ -24,86 +25,8 @@ from treeflash.types import (
     Lattice,
     Limits,
     OnDemand,
-    TargetOutput,
     Transitions,
 )
-
-
-class Target(Protocol):
-    """The model whose text is wanted, as the parts see it.
-
-    Attributes:
-        device: Where inputs go and outputs come from.
-        dtype: Of hidden states and logits.
-        vocab_size: Token ids it can embed.
-        hidden_size: D.
-        num_layers: Decoder layers.
-        max_positions: Positions it was made for, or None when it names no limit.
-        stop_ids: Tokens that end its texts.
-    """
-
-    device: torch.device
-    dtype: torch.dtype
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    max_positions: int | None
-    stop_ids: tuple[int, ...]
-
-    def start(self, batch_size: int, capacity: int, tap_layers: Sequence[int]) -> Any:
-        """Makes the state of new sequences.
-
-        Args:
-            batch_size: B.
-            capacity: Cache rows a sequence may need, trees included.
-            tap_layers: Layers whose outputs `prefill` and `verify` return.
-        """
-        ...
-
-    def prefill(self, state: Any, token_ids: Tensor) -> TargetOutput:
-        """Reads a prompt int64 `[B, n]` into the cache; logits `[B, 1, V]` of its end, taps of all."""
-        ...
-
-    def verify(self, state: Any, tree: TokenTree) -> TargetOutput:
-        """Reads a tree behind the cached positions; logits and taps of every node."""
-        ...
-
-    def commit(self, state: Any, paths: Sequence[Sequence[int]]) -> None:
-        """Keeps the accepted nodes of the tree read last, in place, and drops the rest."""
-        ...
-
-    def rewind(self, state: Any, length: int) -> None:
-        """Forgets every cached position from `length` on."""
-        ...
-
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """int64 `[...]` to embeddings `[..., D]`."""
-        ...
-
-    def project(self, normed: Tensor) -> Tensor:
-        """Normed hidden states `[..., D]` to logits `[..., V]`, by the output head alone."""
-        ...
-
-    def fingerprint(self) -> "TargetFacts":
-        """What a drafter checkpoint must agree with."""
-        ...
-
-
-@attrs.frozen
-class TargetFacts:
-    """Sizes of a target that a drafter was made for.
-
-    Attributes:
-        hidden_size: D.
-        num_layers: Decoder layers.
-        vocab_size: Rows of the embedding.
-        rope_theta: Base of the rotary positions, None when the model has none.
-    """
-
-    hidden_size: int
-    num_layers: int
-    vocab_size: int
-    rope_theta: float | None
 
 
 @attrs.frozen
@@ -158,13 +81,13 @@ class Drafter(Component, ABC):
     Attributes:
         tap_layers: Target layers whose outputs `extend` wants, 0-based; the last layer's is taken
             behind the target's final norm.
-        max_depth: Levels it can draft.
+        max_depth: Levels it can draft; a drafter says so, by a class attribute, a field or a property.
         drafts_blocks: Whether `propose` gives a `BlockDraft` for a builder and a refiner; otherwise it
             gives a `Proposal`, and neither may stand behind it.
     """
 
     tap_layers: tuple[int, ...] = ()
-    max_depth: int = 0
+    max_depth: int
     drafts_blocks: ClassVar[bool] = True
 
     def bind(self, target: Target) -> None:
@@ -190,22 +113,23 @@ class Drafter(Component, ABC):
         """
 
     @abstractmethod
-    def extend(self, state: Any, token_ids: Tensor, taps: Tensor | None) -> None:
+    def extend(self, state: Any, token_ids: Tensor, taps: Tensor | None, counts: Tensor) -> None:
         """Learns what was decoded since the last call.
 
         Args:
             state: From `start`.
             token_ids: int64 `[B, n]`: the tokens now in the target's cache and not before.
             taps: `[B, n, F]`: the target's tapped states at those positions; None when it taps none.
+            counts: int64 `[B]` on the CPU: how many of the n are each row's; what lies behind is padding.
         """
 
     @abstractmethod
-    def rewind(self, state: Any, length: int) -> None:
-        """Forgets every position from `length` on.
+    def rewind(self, state: Any, lengths: Tensor) -> None:
+        """Forgets the last positions.
 
         Args:
             state: From `start`.
-            length: Positions to keep.
+            lengths: int64 `[B]` on the CPU: positions to keep of each row.
         """
 
     @abstractmethod
@@ -334,8 +258,8 @@ def _next_contexts(lattice: Lattice, token_ids: Tensor) -> Tensor:
     reached = torch.cat([kept, children], dim=-1)[..., :history]
     wanted = contexts[:, 1:, None, None]
     same = (reached[..., None, :] == wanted).all(dim=-1) & lattice.is_context[:, 1:, None, None]
-    found, index = same.max(dim=-1)
-    following[:, :-1] = torch.where(found, index, -1)
+    index = same.to(torch.uint8).argmax(dim=-1)
+    following[:, :-1] = torch.where(same.any(dim=-1), index, -1)
     return following
 
 
@@ -347,7 +271,8 @@ class Selector(Component, ABC):
         """Decides how much to draft, before anything is drafted.
 
         Args:
-            steps: What happened so far in this sequence.
+            steps: What happened so far in this sequence. The first call of all, before there is anything
+                to draft from, has none and makes the room: later answers are cut to its nodes.
             limits: What can be used at all.
 
         Returns:

@@ -61,6 +61,21 @@ class Proposal(ABC):
         """
 
 
+def usable(log_probs: Tensor) -> Tensor:
+    """Log-probabilities that a tree can be built of, whatever a drafter gives.
+
+    A rounded probability can exceed 1, and no child may outweigh its parent; a number that is none (an
+    overflow in a drafter's low precision) is no child.
+
+    Args:
+        log_probs: float32 of any shape.
+
+    Returns:
+        The same, at most 0.
+    """
+    return log_probs.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).clamp(max=0)
+
+
 @attrs.frozen(eq=False)
 class TableProposal(Proposal):
     """Answers from transitions refined beforehand. A handle is the index of a context.

@@ -4,7 +4,6 @@ A recipe is a TOML file with a table per part. `use` names the component, the ot
 options. `extends` names another recipe to start from.
 """
 
-import importlib.resources
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,18 +19,17 @@ from treeflash.errors import (
     TreeflashError,
     UnknownNameError,
     bullet_list,
-    first_line,
     nearest,
 )
-from treeflash.interfaces import BuildContext, Target
+from treeflash.interfaces import BuildContext
+from treeflash.places import anchored, locate, on_disk
 from treeflash.plugins import KINDS, Registry
 from treeflash.structuring import structure
 from treeflash.target import load_target
+from treeflash.target_interface import Target
 
 _DEFAULTS = {"selector": {"use": "opt-tree"}, "verifier": {"use": "sdpa-tree"}}
 _TABLES = ("target", *KINDS)
-# Keys that may hold a folder; a relative one is relative to the file that says so.
-_PLACES = ("model", "checkpoint")
 
 
 @attrs.frozen
@@ -171,7 +169,7 @@ class Recipe:
         if source is not None:
             place: str | Path = source()
         else:
-            place = _on_disk(options.model) or options.model
+            place = on_disk(options.model) or options.model
             if not isinstance(place, Path) and "/" not in place:
                 hint = nearest(place, registry.targets)
                 raise InputError(f"[target] model: no folder, hub name or target is called {place!r}{hint}")
@@ -267,43 +265,6 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def locate(place: str) -> Path:
-    """Finds a checkpoint's folder.
-
-    Args:
-        place: A folder, `package:path` inside an installed package, or a hub name.
-
-    Returns:
-        The folder on disk, downloaded when it is on the hub.
-
-    Raises:
-        InputError: When there is none.
-    """
-    found = _on_disk(place)
-    if found is not None:
-        return found
-    if place.count("/") != 1 or place.startswith((".", "/")):
-        raise InputError(f"checkpoint {place!r}: expected a folder, package:path or hub name, found none")
-    from huggingface_hub import snapshot_download  # only for checkpoints that are not on disk
-
-    try:
-        return Path(snapshot_download(place, allow_patterns=["*.json", "*.safetensors"]))
-    except (OSError, ValueError) as error:
-        reason = first_line(error)
-        raise InputError(f"checkpoint {place!r} is no folder and cannot be downloaded: {reason}") from error
-
-
-def _on_disk(place: str) -> Path | None:
-    package, colon, inside = place.partition(":")
-    if colon and all(word.isidentifier() for word in package.split(".")):
-        try:
-            return Path(str(importlib.resources.files(package) / inside))
-        except (ModuleNotFoundError, TypeError):  # the latter for a module that is no package
-            raise InputError(f"{place!r}: no package {package!r} is installed") from None
-    path = Path(place).expanduser()
-    return path if path.is_dir() else None
-
-
 def _read(path: Path, registry: Registry, seen: tuple[Path, ...]) -> dict[str, Any]:
     """Reads a file and what it extends."""
     path = path.resolve()
@@ -316,7 +277,7 @@ def _read(path: Path, registry: Registry, seen: tuple[Path, ...]) -> dict[str, A
         raise RecipeError(f"{path}: not valid TOML ({error})") from None
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read ({error.strerror})") from None
-    tables = _anchor(tables, path.parent)
+    tables = anchored(tables, path.parent)
     base = tables.pop("extends", None)
     if base is None:
         return tables
@@ -328,22 +289,6 @@ def _read(path: Path, registry: Registry, seen: tuple[Path, ...]) -> dict[str, A
     except UnknownNameError as error:
         raise RecipeError(f"{path}: extends: {error}") from None
     return merge(_read(below, registry, (*seen, path)), tables)
-
-
-def _anchor(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Makes a file's relative folders absolute, so that they stay its own wherever it is extended."""
-
-    def anchored(key: str, value: Any) -> Any:
-        if key in _PLACES and isinstance(value, str) and (folder / value).is_dir():
-            return str(folder / value)
-        return value
-
-    return {
-        table: {key: anchored(key, value) for key, value in values.items()}
-        if isinstance(values, Mapping)
-        else values
-        for table, values in tables.items()
-    }
 
 
 def _components(

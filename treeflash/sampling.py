@@ -61,17 +61,19 @@ class Draws:
         scores = logits.to(exact, copy=True)
         for row, (sequence, length) in enumerate(zip(self.sequences, lengths.tolist(), strict=True)):
             # The node at position p is followed by the token at position p + 1.
-            levels = [self._noise_at(sequence, length + depth + 1, logits) for depth in range(max_depth + 1)]
-            scores[row] += torch.stack(levels).mul_(self.temperature).to(exact)[depths[row]]
+            levels = [self._noise_at(sequence, length + depth + 1, scores) for depth in range(max_depth + 1)]
+            noise = torch.stack(levels) * self.temperature
+            scores[row] += noise[depths[row].clamp(0, max_depth)]  # an empty slot may hold any depth
             for spent in [key for key in self._noise if key[0] == sequence and key[1] <= length]:
                 del self._noise[spent]
         return scores.argmax(dim=-1)
 
-    def _noise_at(self, sequence: int, position: int, logits: Tensor) -> Tensor:
+    def _noise_at(self, sequence: int, position: int, like: Tensor) -> Tensor:
+        """Gumbel noise `[V]` of one position, drawn in float64 and kept in the dtype of `like`."""
         key = (sequence, position)
         if key not in self._noise:
             # A counter-based generator: the position is the counter, nothing is carried along.
             bits = np.random.Philox(key=[self.seed, sequence], counter=[0, 0, 0, position])
-            race = np.random.Generator(bits).standard_exponential(logits.shape[-1])
-            self._noise[key] = torch.from_numpy(-np.log(race)).to(logits.device)
+            race = np.random.Generator(bits).standard_exponential(like.shape[-1])
+            self._noise[key] = torch.from_numpy(-np.log(race)).to(like.dtype).to(like.device)
         return self._noise[key]

@@ -7,6 +7,19 @@ import torch
 from torch import Tensor
 
 
+def trims(device: torch.device) -> bool:
+    """Whether trees are cut to the nodes they have.
+
+    Args:
+        device: Where the tree is.
+
+    Returns:
+        True where asking how many there are is free; on a GPU it would be a transfer, and the slots that
+        are left over stay, masked.
+    """
+    return device.type == "cpu"
+
+
 def _integer_matrix(instance: "TokenTree", attribute: "attrs.Attribute[Tensor]", value: Tensor) -> None:
     if value.ndim != 2 or value.dtype != torch.int64:
         raise ValueError(
@@ -24,11 +37,10 @@ class TokenTree:
     Attributes:
         token_ids: int64 `[B, N]`; the root's is the anchor, the last token chosen.
         parents: int64 `[B, N]`, index of each node's parent in its row; -1 for the root and for
-            empty slots.
+            empty slots (though what an empty slot holds is never looked at).
         depths: int64 `[B, N]`, the root's is 0.
         log_weights: float32 `[B, N]`, log of the product of the draft probabilities on the path.
-        num_nodes: int64 `[B]`, how many of the slots are nodes, the root included. What an empty slot
-            holds has no meaning.
+        num_nodes: int64 `[B]`, how many of the slots are nodes, the root included.
         max_depth: An upper bound of `depths` that is known without asking the device.
     """
 

@@ -257,12 +257,16 @@ class Acceptance:
         paths: For each row the accepted nodes from the root down, the root included.
         tokens: For each row the tokens the target chose: those of the accepted draft nodes, then the
             bonus token.
+        num_drafted: Draft nodes each row's tree had.
+        depths: Depth of the deepest of them.
         taps: `[B, A, F]`: tapped states of the accepted path (a row is as long as its path; with more
             than one row, as the longest), or None.
     """
 
     paths: list[list[int]]
     tokens: list[list[int]]
+    num_drafted: list[int]
+    depths: list[int]
     taps: Tensor | None
 
     @property

@@ -10,7 +10,7 @@ from treeflash.components.drafters.dflash import DFlash
 from treeflash.components.refiners.swiglu import SwiGlu
 from treeflash.engine import Decoder
 from treeflash.errors import CheckpointError
-from treeflash.interfaces import TargetFacts
+from treeflash.target_interface import TargetFacts
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from treeflash.checkpoints.dflash_layout import read_facts
 from treeflash.checkpoints.reader import Checkpoint
 from treeflash.components.drafters.dflash import DFlash
 from treeflash.components.refiners.swiglu import SwiGlu
-from treeflash.interfaces import TargetFacts
+from treeflash.target_interface import TargetFacts
 
 TARGET = TargetFacts(hidden_size=64, num_layers=4, vocab_size=128, rope_theta=10000.0)
 

@@ -1,5 +1,8 @@
 """Composition in Python: what fits, what does not, and what a step reports."""
 
+import time
+
+import attrs
 import pytest
 import torch
 
@@ -12,7 +15,7 @@ from treeflash.components.refiners.swiglu import SwiGlu
 from treeflash.components.selectors.chain import Chain
 from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.engine import Decoder
-from treeflash.errors import CheckpointError, CompositionError, TreeflashError
+from treeflash.errors import CheckpointError, CompositionError, InputError, TreeflashError
 from treeflash.target import wrap_model
 from treeflash.testing.families import tiny_model
 from treeflash.testing.oracle import Oracle
@@ -111,6 +114,64 @@ def test_gpu_stages_are_timed_only_when_asked(tiny_target, parts):
     assert bool(stages) == (tiny_target.device.type == "cpu")
 
 
+def test_time_of_whoever_receives_is_not_counted(tiny_target, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+
+    def receive(emission):
+        nonlocal now
+        now += 100
+
+    result = Decoder(tiny_target).generate(PROMPT, max_new_tokens=4, stop_ids=(), on_emission=receive)
+    assert result.statistics.prefill_seconds == result.statistics.decode_seconds == 0
+    assert not any(result.statistics.seconds_per_stage.values())
+
+
+def test_tree_depth_is_that_of_the_deepest_node(tiny_target, parts):
+    dflash, swiglu = parts
+    decoder = Decoder(tiny_target, dflash, TopM(), swiglu, OptTree(15))
+    for emission in decoder.stream(PROMPT, max_new_tokens=30):
+        if emission.tree is not None:
+            assert emission.record.tree_depth == int(emission.tree.depths.max())
+            assert emission.record.num_drafted == int(emission.tree.num_nodes[0]) - 1
+
+
+def test_settings_are_checked_before_the_first_token(tiny_target):
+    with pytest.raises(InputError, match="the prompt is empty"):
+        Decoder(tiny_target).stream([])
+
+
+def test_weights_of_another_dtype(tiny_target, parts):
+    dflash, swiglu = parts
+    swiglu.network.double()
+    with pytest.raises(CheckpointError, match=r"the target's torch.float32, found torch.float64"):
+        Decoder(tiny_target, dflash, TopM(), swiglu)
+    dflash.network.double()
+    with pytest.raises(CheckpointError, match=r"the target's torch.float32, found torch.float64"):
+        Decoder(tiny_target, dflash, Marginal(), NoRefiner())
+
+
+def test_a_tree_rooted_elsewhere_is_noticed(tiny_target, parts):
+    dflash, _ = parts
+
+    class Astray(OptTree):
+        def select(self, proposal, limits):
+            tree = super().select(proposal, limits)
+            return attrs.evolve(tree, token_ids=tree.token_ids + 1)
+
+    decoder = Decoder(tiny_target, dflash, Marginal(), NoRefiner(), Astray(5))
+    with pytest.raises(CompositionError, match=r"token .* for its root, expected the anchor"):
+        decoder.generate(PROMPT)
+
+
+def test_a_drafter_without_a_depth_is_refused(tiny_target):
+    class Depthless(Oracle):
+        max_depth = None
+
+    with pytest.raises(CompositionError, match="Depthless does not say its max_depth"):
+        Decoder(tiny_target, Depthless([], [1.0]), Marginal(), NoRefiner())
+
+
 def test_parts_that_do_not_fit(tiny_target, parts):
     dflash, swiglu = parts
     with pytest.raises(
@@ -147,6 +208,10 @@ def test_oracle_is_right_as_often_as_it_is_told(tiny_target):
         assert found == pytest.approx(rate, abs=4 * spread + 0.02)
 
 
+def counts(ids):
+    return torch.tensor([ids.shape[1]])
+
+
 def test_rewound_state_drafts_as_if_it_had_never_gone_on(tiny_target, parts):
     """Rejected or forgotten positions leave no trace in the target's or the drafter's cache."""
     dflash, _ = parts
@@ -157,11 +222,11 @@ def test_rewound_state_drafts_as_if_it_had_never_gone_on(tiny_target, parts):
         drafts = []
         for prompt in (ids, more):
             state, memory = tiny_target.start(1, 64, dflash.tap_layers), dflash.start(1, 64)
-            dflash.extend(memory, prompt, tiny_target.prefill(state, prompt).taps)
-            tiny_target.rewind(state, len(PROMPT))
-            dflash.rewind(memory, len(PROMPT))
+            dflash.extend(memory, prompt, tiny_target.prefill(state, prompt).taps, counts(prompt))
+            tiny_target.rewind(state, counts(ids))
+            dflash.rewind(memory, counts(ids))
             again = torch.tensor([[70, 71]], device=tiny_target.device)
-            dflash.extend(memory, again, tiny_target.prefill(state, again).taps)
+            dflash.extend(memory, again, tiny_target.prefill(state, again).taps, counts(again))
 
             drafts.append(dflash.propose(memory, again, Limits(7, 7)).hidden)
     torch.testing.assert_close(drafts[0], drafts[1])

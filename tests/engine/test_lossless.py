@@ -21,6 +21,7 @@ from treeflash.components.refiners.linear import Linear, LinearNetwork
 from treeflash.components.refiners.none import NoRefiner
 from treeflash.components.refiners.swiglu import SwiGlu, SwiGluNetwork
 from treeflash.components.refiners.two_token import TwoToken
+from treeflash.components.selectors import chain, opt_tree
 from treeflash.components.selectors.chain import Chain
 from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.engine import Decoder
@@ -49,14 +50,17 @@ def tally():
         assert counts["rejected", depth] > 10, f"depth {depth} was hardly ever rejected: {counts}"
 
 
-def count(tally, steps):
+def count(tally, emissions):
+    """A depth is rejected where the last accepted node has children there, and the target took none."""
     tally["examples"] += 1
-    for step in steps:
-        for depth in range(1, step.tree_depth + 1):
-            if step.num_accepted >= depth:
+    for emission in emissions:
+        if emission.tree is not None:
+            reached = len(emission.path) - 1
+            for depth in range(1, reached + 1):
                 tally["accepted", depth] += 1
-            elif step.num_accepted == depth - 1:
-                tally["rejected", depth] += 1
+            count = int(emission.tree.num_nodes[0])
+            if emission.path[-1] in emission.tree.parents[0, 1:count].tolist():
+                tally["rejected", reached + 1] += 1
 
 
 @attrs.frozen
@@ -99,7 +103,7 @@ def cases(draw):
         stop_at=draw(st.none() | st.integers(0, 23)),
         drafter=draw(st.sampled_from(["oracle", "oracle", "oracle", "random"])),
         hit_rates=draw(st.lists(st.sampled_from([0.0, 0.8, 1.0, 1.0]), min_size=BLOCK, max_size=BLOCK)),
-        mistake=draw(st.sampled_from(["random", "runner-up", "shifted"])),
+        mistake=draw(st.sampled_from(["random", "runner-up", "shifted", "not-a-number"])),
         block_size=draw(st.integers(2, BLOCK)),
         builder=draw(st.sampled_from(["marginal", "top-m", "frontier"])),
         refiner=draw(st.sampled_from(["none", "swiglu", "linear", "two-token", "bilinear"])),
@@ -174,8 +178,13 @@ def check(case, device, tally):
         expected = plain[: next(index for index, token in enumerate(plain) if token in stop_ids) + 1]
 
     decoder = compose(target, case, [*case.prompt, *plain])
+    emissions = []
     result = decoder.generate(
-        case.prompt, max_new_tokens=case.max_new_tokens, stop_ids=stop_ids, **settings_of
+        case.prompt,
+        max_new_tokens=case.max_new_tokens,
+        stop_ids=stop_ids,
+        on_emission=emissions.append,
+        **settings_of,
     )
 
     assert list(result.token_ids) == expected
@@ -183,7 +192,7 @@ def check(case, device, tally):
     steps = result.statistics.steps
     assert sum(step.num_emitted for step in steps) == len(expected) - 1
     assert all(step.num_drafted <= case.budget and step.tree_depth < case.block_size for step in steps)
-    count(tally, steps)
+    count(tally, emissions)
 
 
 @settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
@@ -192,6 +201,17 @@ def test_text_is_the_targets_own(case, device, tally):
     check(case, device, tally)
 
 
+LONG_ROPE = {
+    "original_max_position_embeddings": 24,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+        "original_max_position_embeddings": 24,
+        "partial_rotary_factor": 1.0,
+    },
+}
 SWEEP = Case(
     family="llama",
     dtype=torch.float32,
@@ -220,6 +240,30 @@ SWEEP = Case(
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_every_family(family, dtype, temperature, device, tally):
     check(attrs.evolve(SWEEP, family=family, dtype=dtype, temperature=temperature), device, tally)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(case=cases())
+def test_trees_with_empty_slots(case, device, tally):
+    """As on a GPU, where trees are not cut to their nodes: the same on every device."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (opt_tree, chain):
+            patch.setattr(module, "trims", lambda device: False)
+        check(case, device, tally)
+
+
+@pytest.mark.parametrize("prompt_length", [3, 5, 8])
+def test_rotary_factors_that_go_by_the_furthest_position(prompt_length, device, tally):
+    """Long RoPE changes all factors past a switch: no tree may reach over it."""
+    model = tiny_model("phi3", dtype=torch.float64, device=device, **LONG_ROPE)
+    target = wrap_model(model)
+    assert target.max_positions == 24
+    prompt = list(range(1, prompt_length + 1))
+    plain = reference_text(model, prompt, 24 - prompt_length)
+    drafter = Oracle([*prompt, *plain, *plain], [1.0] * 7)
+    decoder = Decoder(target, drafter, Marginal(), NoRefiner(), OptTree(20))
+    result = decoder.generate(prompt, max_new_tokens=100)
+    assert (list(result.token_ids), result.stop_reason) == (plain, "position_limit")
 
 
 @pytest.mark.parametrize("selector", ["opt-tree", "chain"])

@@ -6,8 +6,9 @@ import pytest
 
 import treeflash
 from treeflash.errors import CheckpointError, InputError, TreeflashError
+from treeflash.places import locate
 from treeflash.plugins import Registry
-from treeflash.recipe import Recipe, locate
+from treeflash.recipe import Recipe
 
 PLACE = "treeflash.testing:models/tiny-treeflash"
 

@@ -41,7 +41,7 @@ def use(target: HuggingFaceTarget) -> None:
         target.verify(state, tree)
         target.commit(state, [[0, 2, 3]])
         target.verify(state, tree)
-        target.rewind(state, 3)
+        target.rewind(state, torch.tensor([3]))
         target.project(target.embed(row([1, 2], target.device)))
 
 

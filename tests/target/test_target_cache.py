@@ -111,14 +111,14 @@ def test_rejected_rows_are_written_over():
 
 def test_rewinding_forgets_and_never_adds():
     cache = filled(16, 6)
-    cache.rewind(9)
+    cache.rewind(torch.tensor([9]))
     assert cache.length == 6
-    cache.rewind(2)
+    cache.rewind(torch.tensor([2]))
     assert held(cache) == [0, 1]
     write(cache, 50, 2)
     cache.append(2)
     assert held(cache) == [0, 1, 50, 51]
-    cache.rewind(0)
+    cache.rewind(torch.tensor([0]))
     assert cache.length == 0
 
 
@@ -155,7 +155,7 @@ def test_decoding_allocates_the_cache_once(monkeypatch, family, device):
         for path in ([0, 2, 3], [0], [0, 1], [0, 2, 3]):
             target.verify(state, tree)
             target.commit(state, [path])
-        target.rewind(state, 5)
+        target.rewind(state, torch.tensor([5]))
         target.prefill(state, row([8, 9], device))
     assert state.cache.length == 7
     assert storages(state.cache) == before

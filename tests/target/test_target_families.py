@@ -86,7 +86,7 @@ def test_trees_go_on_from_what_was_kept(family, dtype, device, prompt, steps):
         committed += [shape[0][node] for node in path]
         if forgotten:
             committed = committed[: max(1, len(committed) - forgotten)]
-            target.rewind(state, len(committed))
+            target.rewind(state, torch.tensor([len(committed)]))
         if instead:
             last = prefill(target, state, instead).logits
             committed += instead

@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from treeflash.interfaces import TargetFacts
+from treeflash.target_interface import TargetFacts
 
 _SIZES = (
     "hidden_size",

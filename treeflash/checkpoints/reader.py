@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from treeflash.errors import CheckpointError, bullet_list
+from treeflash.target_interface import Target
 
 REFINER_PREFIX = "ar_approximation."
 _OUTER_PREFIX = "model."
@@ -153,6 +154,26 @@ class Checkpoint:
                     if tensor.file == file:
                         weights[name] = handle.get_tensor(tensor.key)
         return weights
+
+
+def weight_misfits(module: nn.Module, target: Target) -> list[str]:
+    """Compares where and in what precision weights are with a target's.
+
+    Args:
+        module: The weights.
+        target: The target.
+
+    Returns:
+        One sentence per contradiction.
+    """
+    weights = list(module.parameters())
+    dtypes, devices = {weight.dtype for weight in weights}, {weight.device for weight in weights}
+    faults = []
+    if dtypes - {target.dtype}:
+        faults.append(f"weights: expected the target's {target.dtype}, found {', '.join(map(str, dtypes))}")
+    if devices - {target.device}:
+        faults.append(f"weights: expected the target's {target.device}, found {', '.join(map(str, devices))}")
+    return faults
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -14,10 +14,11 @@ from treeflash.engine.generation import Emission, Generation
 from treeflash.engine.step import commit, speculate
 from treeflash.engine.stopping import StopRule
 from treeflash.engine.stopwatch import Stopwatch
-from treeflash.errors import CompositionError, InputError
-from treeflash.interfaces import Drafter, Refiner, Selector, Target, TreeBuilder, Verifier
+from treeflash.errors import CompositionError, InputError, first_line
+from treeflash.interfaces import Drafter, Refiner, Selector, TreeBuilder, Verifier
 from treeflash.sampling import Draws
 from treeflash.statistics import Statistics, StepRecord
+from treeflash.target_interface import Target
 from treeflash.types import DecodeState, Limits
 
 # More than any selector asks for; what it makes of it sizes the cache.
@@ -54,6 +55,8 @@ class Decoder:
             None if self.builder is None else type(self.builder),
             None if self.refiner is None else type(self.refiner),
         )
+        if not isinstance(getattr(self.drafter, "max_depth", None), int):
+            faults.append(f"drafter {type(self.drafter).__name__} does not say its max_depth")
         if faults:
             raise CompositionError("; ".join(faults))
         self.drafter.bind(self.target)
@@ -64,7 +67,7 @@ class Decoder:
         self,
         token_ids: Sequence[int] | Tensor,
         *,
-        max_new_tokens: int = 128,
+        max_new_tokens: int = 256,
         temperature: float = 0.0,
         seed: int = 0,
         sequence: int = 0,
@@ -91,12 +94,13 @@ class Decoder:
         Raises:
             InputError: For a prompt or setting that cannot be decoded.
         """
-        start = time.perf_counter()
+        prompt = self._prompt(token_ids)
         tokens: list[int] = []
         records: list[StepRecord] = []
-        first, reason = start, ""
+        prefill = decode = 0.0
+        reason = ""
         for emission in self.stream(
-            token_ids,
+            prompt,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             seed=seed,
@@ -109,22 +113,22 @@ class Decoder:
             tokens += emission.token_ids
             reason = emission.stop_reason or reason
             if emission.record is None:
-                first = time.perf_counter()
+                prefill = emission.seconds
             else:
+                decode += emission.seconds
                 records.append(emission.record)
-        end = time.perf_counter()
         return Generation(
             token_ids=tokens,
-            prompt_tokens=len(token_ids) if not isinstance(token_ids, Tensor) else token_ids.shape[-1],
+            prompt_tokens=prompt.shape[1],
             stop_reason=reason,
-            statistics=Statistics(records, first - start, end - first),
+            statistics=Statistics(records, prefill, decode),
         )
 
     def stream(
         self,
         token_ids: Sequence[int] | Tensor,
         *,
-        max_new_tokens: int = 128,
+        max_new_tokens: int = 256,
         temperature: float = 0.0,
         seed: int = 0,
         sequence: int = 0,
@@ -142,7 +146,7 @@ class Decoder:
             stop_ids: As in `generate`.
             time_stages: As in `generate`.
 
-        Yields:
+        Returns:
             First the token that the prefill gives, then what each step adds.
 
         Raises:
@@ -154,14 +158,21 @@ class Decoder:
             draws = Draws(temperature, seed, (sequence,))
         except ValueError as error:
             raise InputError(str(error)) from None
-        room = self.selector.plan((), Limits(_UNLIMITED_NODES, self.drafter.max_depth)).nodes
+        return self._run(prompt, rule, draws, Stopwatch(self.target.device, synchronise=time_stages))
+
+    def _run(self, prompt: Tensor, rule: StopRule, draws: Draws, watch: Stopwatch) -> Iterator[Emission]:
+        """The loop."""
+        begin = time.perf_counter()
+        most = Limits(_UNLIMITED_NODES, self.drafter.max_depth)
+        room = self.selector.plan((), most).nodes if most.depth else 0
         state, tokens = self._prefill(prompt, prompt.shape[1] + rule.limit + room + 1, draws)
         emitted, reason = rule.clip(tokens, 0)
-        yield Emission(emitted, None, [], None, reason)
+        yield Emission(emitted, None, [], None, reason, time.perf_counter() - begin)
 
         have, steps = len(emitted), list[StepRecord]()
-        watch = Stopwatch(self.target.device, synchronise=time_stages)
         while reason is None:
+            begin = time.perf_counter()
+            watch.start()
             # The bonus token needs no draft: one level less than can still be emitted.
             depth = min(self.drafter.max_depth, rule.limit - have - 1)
             tree, acceptance = speculate(self, state, draws, steps, Limits(room, depth), watch)
@@ -171,17 +182,21 @@ class Decoder:
             have += len(emitted)
             steps.append(
                 StepRecord(
-                    num_drafted=int(tree.num_nodes[0]) - 1 if tree.size > 1 else 0,
-                    tree_depth=tree.max_depth,
+                    num_drafted=acceptance.num_drafted[0],
+                    tree_depth=acceptance.depths[0],
                     num_accepted=min(acceptance.num_accepted[0], len(emitted)),
                     num_emitted=len(emitted),
                     seconds=watch.take(),
                 )
             )
-            yield Emission(emitted, tree, acceptance.paths[0], steps[-1], reason)
+            spent = time.perf_counter() - begin
+            yield Emission(emitted, tree, acceptance.paths[0], steps[-1], reason, spent)
 
     def _prompt(self, token_ids: Sequence[int] | Tensor) -> Tensor:
-        prompt = torch.as_tensor(token_ids)
+        try:
+            prompt = torch.as_tensor(token_ids)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"token ids must be one row of integers ({first_line(error)})") from None
         if prompt.ndim == 1:
             prompt = prompt[None]
         if prompt.ndim != 2 or prompt.shape[0] != 1:
@@ -225,7 +240,7 @@ class Decoder:
         # The last prompt token plays the root: the token behind it is chosen as behind any node.
         depths = torch.zeros_like(prompt[:, -1:])
         chosen = draws.choose(output.logits, state.lengths - 1, depths, 0)
-        drafter.extend(state.drafter, prompt, output.taps)
+        drafter.extend(state.drafter, prompt, output.taps, state.lengths)
         state.recent = torch.cat([prompt[:, -1:], chosen], dim=1)
         return state, chosen[:, 0].tolist()
 

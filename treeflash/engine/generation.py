@@ -18,6 +18,7 @@ class Emission:
         path: Accepted nodes of the tree, the root included.
         record: The step's figures; None for the prefill.
         stop_reason: Why the text ends here; None when it goes on.
+        seconds: Time it took, that of whoever receives it apart.
     """
 
     token_ids: list[int]
@@ -25,6 +26,7 @@ class Emission:
     path: list[int]
     record: StepRecord | None
     stop_reason: str | None
+    seconds: float
 
 
 @attrs.frozen

@@ -6,9 +6,10 @@ from typing import Protocol
 import torch
 
 from treeflash.engine.stopwatch import Stopwatch
-from treeflash.interfaces import Drafter, Refiner, Selector, Target, TreeBuilder, Verifier
+from treeflash.interfaces import Drafter, Refiner, Selector, TreeBuilder, Verifier
 from treeflash.sampling import Draws
 from treeflash.statistics import StepRecord
+from treeflash.target_interface import Target
 from treeflash.tree import TokenTree
 from treeflash.types import Acceptance, BlockDraft, DecodeState, Limits
 
@@ -77,9 +78,13 @@ def commit(parts: Parts, state: DecodeState, acceptance: Acceptance, watch: Stop
     """
     parts.target.commit(state.target, acceptance.paths)
     # In the cache now: the anchor and the accepted tokens. The last token chosen is the new anchor.
-    chosen = torch.tensor(acceptance.tokens).to(state.recent.device, non_blocking=True)
-    grown = torch.cat([state.recent[:, 1:], chosen], dim=1)
-    parts.drafter.extend(state.drafter, grown[:, :-1], acceptance.taps)
-    state.recent = grown[:, -2:]
-    state.lengths = state.lengths + torch.tensor([len(path) for path in acceptance.paths])
+    counts = torch.tensor([len(path) for path in acceptance.paths])
+    longest = int(counts.max())
+    rows = [row + [0] * (longest - len(row)) for row in acceptance.tokens]
+    chosen = torch.tensor(rows).to(state.recent.device, non_blocking=True)
+    grown = torch.cat([state.anchor[:, None], chosen], dim=1)
+    parts.drafter.extend(state.drafter, grown[:, :-1], acceptance.taps, counts)
+    last = (counts[:, None] + torch.tensor([-1, 0])).to(grown.device, non_blocking=True)
+    state.recent = grown.gather(1, last)
+    state.lengths = state.lengths + counts
     watch.lap("commit")

@@ -21,11 +21,16 @@ class Extent:
 
     Attributes:
         capacity: Rows there is room for.
-        length: Committed rows.
+        lengths: int64 `[B]` on the CPU: committed rows of each sequence.
     """
 
     capacity: int
-    length: int = 0
+    lengths: Tensor
+
+    @property
+    def length(self) -> int:
+        """Committed rows of the longest sequence."""
+        return int(self.lengths.max())
 
 
 class TreeCacheLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here
@@ -86,15 +91,16 @@ class TreeCache(Cache):  # type: ignore[misc]  # transformers is untyped here
     Args:
         num_layers: Layers that keep keys and values.
         capacity: Rows to make room for.
+        batch_size: Sequences.
     """
 
-    def __init__(self, num_layers: int, capacity: int) -> None:
-        self.extent = Extent(capacity)
+    def __init__(self, num_layers: int, capacity: int, batch_size: int = 1) -> None:
+        self.extent = Extent(capacity, torch.zeros(batch_size, dtype=torch.int64))
         super().__init__(layers=[TreeCacheLayer(self.extent) for _ in range(num_layers)])
 
     @property
     def length(self) -> int:
-        """Committed rows."""
+        """Committed rows of the longest sequence."""
         return self.extent.length
 
     def reserve(self, rows: int) -> None:
@@ -111,7 +117,7 @@ class TreeCache(Cache):  # type: ignore[misc]  # transformers is untyped here
 
     def append(self, rows: int) -> None:
         """Commits the next `rows` rows, which a forward has just written."""
-        self.extent.length += rows
+        self.extent.lengths = self.extent.lengths + rows
 
     def keep(self, path: Sequence[int]) -> None:
         """Commits the rows of one path of the tree written last.
@@ -122,11 +128,11 @@ class TreeCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         start = self.length
         moved = next((step for step, node in enumerate(path) if node != step), len(path))
         if moved < len(path):
-            rows = torch.tensor([start + node for node in path[moved:]])
+            rows = torch.tensor([start + node for node in path[moved:]]).to(self.layers[0].keys.device)
             for layer in self.layers:
                 layer.keep(rows, start + moved)
-        self.extent.length += len(path)
+        self.extent.lengths = self.extent.lengths + len(path)
 
-    def rewind(self, length: int) -> None:
-        """Forgets every row from `length` on."""
-        self.extent.length = min(self.length, length)
+    def rewind(self, lengths: Tensor) -> None:
+        """Forgets the rows from `lengths`, int64 `[B]`, on."""
+        self.extent.lengths = torch.minimum(self.extent.lengths, lengths)

@@ -1,5 +1,6 @@
 """Any Hugging Face causal language model with key/value attention, as a target."""
 
+import hashlib
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,11 +12,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treeflash.errors import InputError, UnsupportedTargetError
-from treeflash.interfaces import TargetFacts
 from treeflash.target.cache import TreeCache
 from treeflash.target.masks import additive_masks, layer_windows
 from treeflash.target.taps import decoder_layers, tapped
 from treeflash.target.text import TextCodec
+from treeflash.target_interface import TargetFacts
 from treeflash.tree import TokenTree
 from treeflash.types import TargetOutput
 
@@ -62,13 +63,18 @@ class HuggingFaceTarget:
             raise UnsupportedTargetError("it has no SDPA path")
         if model.get_output_embeddings() is None:
             raise UnsupportedTargetError("it has no output head that gives logits")
+        devices = {str(weight.device) for weight in model.parameters()}
+        if len(devices) > 1:
+            raise UnsupportedTargetError(
+                f"it is spread over {', '.join(sorted(devices))}; expected one device"
+            )
         embedding = model.get_input_embeddings().weight
         self.device: torch.device = embedding.device
         self.dtype: torch.dtype = embedding.dtype
         self.vocab_size: int = min(embedding.shape[0], model.get_output_embeddings().weight.shape[0])
         self.hidden_size: int = config.hidden_size
         self.num_layers: int = config.num_hidden_layers
-        self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
+        self.max_positions: int | None = _max_positions(config)
         self.stop_ids: tuple[int, ...] = _stop_ids(model)
         self._rope_theta = _rope_theta(config)
         self._layers = decoder_layers(self._decoder, self.num_layers)
@@ -77,11 +83,14 @@ class HuggingFaceTarget:
         """Makes the state of new sequences (see `Target.start`).
 
         Raises:
-            InputError: For more than one sequence.
+            InputError: For more than one sequence, or a layer the model does not have.
         """
+        beyond = [layer for layer in tap_layers if not 0 <= layer < self.num_layers]
+        if beyond:
+            raise InputError(f"tap layers: expected 0..{self.num_layers - 1}, found {beyond}")
         if batch_size != 1:
             raise InputError(f"one sequence at a time is decoded; expected 1 row, found {batch_size}")
-        return TargetState(TreeCache(self.num_layers, capacity), tuple(tap_layers))
+        return TargetState(TreeCache(self.num_layers, capacity, batch_size), tuple(tap_layers))
 
     def prefill(self, state: TargetState, token_ids: Tensor) -> TargetOutput:
         """Reads a prompt, in pieces when it is long (see `Target.prefill`)."""
@@ -105,23 +114,64 @@ class HuggingFaceTarget:
         """Reads a tree behind the committed rows (see `Target.verify`)."""
         start = state.cache.length
         state.cache.reserve(tree.size)
-        # A node's position is that of its depth, wherever its row lies.
-        queries = start + tree.depths
+        # A node's position is that of its depth, wherever its row lies. Empty slots hold anything.
+        is_node = tree.is_node
+        queries = start + tree.depths.masked_fill(~is_node, 0)
+        token_ids = tree.token_ids.masked_fill(~is_node, 0)
         cached = torch.arange(start, device=queries.device).expand(queries.shape[0], -1)
         keys = torch.cat([cached, queries], dim=1)
         among_nodes = tree.ancestor_mask()
         seen_cache = among_nodes.new_ones(1, 1, 1).expand(*queries.shape, start)
         visible = torch.cat([seen_cache, among_nodes], dim=2)
-        return self._forward(state, tree.token_ids, queries, keys, visible, last_logits=False)
+        return self._forward(state, token_ids, queries, keys, visible, last_logits=False)
+
+    def plain_forward(self, token_ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
+        """A pass without trees, over rows padded on the left, for throughput.
+
+        Args:
+            token_ids: int64 `[B, n]`.
+            mask: int64 `[B, cached + n]`, 0 for padding.
+            positions: int64 `[B, n]`.
+            cache: A cache of the model's own kind, extended.
+
+        Returns:
+            Logits of the last position, `[B, 1, V]`.
+        """
+        inputs = {
+            "input_ids": token_ids,
+            "attention_mask": mask,
+            "position_ids": positions,
+            self._cache_name: cache,
+            "use_cache": True,
+            "return_dict": True,
+        }
+        if "logits_to_keep" in self._parameters:
+            inputs["logits_to_keep"] = 1
+        with self.borrowed():
+            logits: Tensor = self.model(**inputs).logits
+        return logits[:, -1:]
+
+    def digest(self) -> str:
+        """A hash that tells models apart: of the names of all weights and a few values of each.
+
+        Returns:
+            16 hexadecimal digits, the same whether the model is loaded in float32, float64 or bfloat16.
+        """
+        found = hashlib.sha256()
+        for name, weight in sorted(self.model.named_parameters()):
+            values = weight.detach().flatten()[:: max(1, weight.numel() // 64)]
+            found.update(f"{name} {tuple(weight.shape)}".encode())
+            found.update(values.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
+        return found.hexdigest()[:16]
 
     def commit(self, state: TargetState, paths: Sequence[Sequence[int]]) -> None:
         """Keeps the accepted rows (see `Target.commit`)."""
         (path,) = paths
         state.cache.keep(path)
 
-    def rewind(self, state: TargetState, length: int) -> None:
+    def rewind(self, state: TargetState, lengths: Tensor) -> None:
         """Forgets positions (see `Target.rewind`)."""
-        state.cache.rewind(length)
+        state.cache.rewind(lengths)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeds token ids (see `Target.embed`)."""
@@ -142,6 +192,7 @@ class HuggingFaceTarget:
             rope_theta=self._rope_theta,
         )
 
+    @torch.no_grad()
     def _forward(
         self,
         state: TargetState,
@@ -168,7 +219,8 @@ class HuggingFaceTarget:
         with self.borrowed(), tapped(self._decoder, layers) as outputs:
             logits = self.model(**inputs).logits
         taps = torch.cat(outputs, dim=-1) if outputs else None
-        return TargetOutput(logits[:, -1:] if last_logits else logits, taps)
+        # A token that cannot be embedded cannot be gone on from.
+        return TargetOutput(logits[:, -1 if last_logits else 0 :, : self.vocab_size], taps)
 
     @contextmanager
     def borrowed(self) -> Iterator[None]:
@@ -212,6 +264,19 @@ def _stop_ids(model: PreTrainedModel) -> tuple[int, ...]:
     if stop is None:
         return ()
     return (stop,) if isinstance(stop, int) else tuple(stop)
+
+
+def _max_positions(config: Any) -> int | None:
+    """Positions up to which a pass over a tree is a pass over its paths."""
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        # Its factors go by the furthest position of a pass: past the switch, a tree's deepest node would
+        # turn all others.
+        switch = rope.get("original_max_position_embeddings", None)
+        switch = switch or getattr(config, "original_max_position_embeddings", None)
+        limit = switch if limit is None or switch is None else min(limit, switch)
+    return limit
 
 
 def _rope_theta(config: Any) -> float | None:

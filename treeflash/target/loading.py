@@ -133,7 +133,7 @@ def _tokenizer(name: str | Path) -> Any:
         return None  # a target of token ids alone; for some families the library would make up an empty one
     try:
         return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError):
+    except (OSError, ValueError, ImportError):
         return None
 
 

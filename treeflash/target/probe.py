@@ -10,11 +10,10 @@ from treeflash.tree import TokenTree
 # Largest root-mean-square difference of the logits, in units of their spread, that rounding explains.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _COARSE_TOLERANCE = 0.15
-# Windows up to this are tested with a prompt that reaches past them.
-_LONGEST_WINDOW = 1024
+# The window that sliding layers are given meanwhile, so that the tiny tree reaches past it.
+_WINDOW = 4
 
 
-@torch.inference_mode()
 def probe(target: HuggingFaceTarget) -> str | None:
     """Reads a tree of two branches, keeps one and goes on behind it; compares all logits.
 
@@ -26,10 +25,25 @@ def probe(target: HuggingFaceTarget) -> str | None:
     Returns:
         None when the logits agree; otherwise the reason not to use the target.
     """
-    windows = [window for window in target.windows.values() if window is not None]
-    behind = max([3, *(window + 2 for window in windows if window <= _LONGEST_WINDOW)])
-    ids = [token % target.vocab_size for token in range(11, 11 + behind + 6)]
-    prompt, (root, *others, after) = ids[:behind], ids[behind:]
+    config = target.model.config.get_text_config(decoder=True)
+    windows = target.windows
+    if not any(windows.values()):
+        return _compare_tree(target)
+    window = config.sliding_window
+    try:
+        # Masks are made from the config at every forward, the model's own too: one that ignores the
+        # window, or counts it otherwise, shows it here however long the window is.
+        config.sliding_window = _WINDOW
+        target.windows = {kind: _WINDOW if size else None for kind, size in windows.items()}
+        return _compare_tree(target)
+    finally:
+        config.sliding_window, target.windows = window, windows
+
+
+@torch.inference_mode()
+def _compare_tree(target: HuggingFaceTarget) -> str | None:
+    ids = [token % target.vocab_size for token in range(11, 20)]
+    prompt, (root, *others, after) = ids[:3], ids[3:]
     # Siblings differ even in a vocabulary of two.
     left, right = others[0::2], others[1::2]
     # Breadth first, so that neither branch lies in the order of its positions.
@@ -46,7 +60,7 @@ def probe(target: HuggingFaceTarget) -> str | None:
         target.commit(state, [[0, 2, 4]])
         following = target.verify(state, TokenTree.root_only(_row(target, [after])[0])).logits[0]
         paths = [[*prompt, root, *left, after], [*prompt, root, *right, after]]
-        first, second = (_plain(target, path)[behind - 1 :] for path in paths)
+        first, second = (_plain(target, path)[2:] for path in paths)
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
         if isinstance(error, InputError):
             raise
@@ -70,7 +84,7 @@ def _compare(found: Tensor, expected: Tensor, dtype: torch.dtype) -> str | None:
 def _plain(target: HuggingFaceTarget, path: list[int]) -> Tensor:
     with target.borrowed():
         logits: Tensor = target.model(input_ids=_row(target, path), use_cache=False).logits[0]
-    return logits
+    return logits[:, : target.vocab_size]
 
 
 def _row(target: HuggingFaceTarget, token_ids: list[int]) -> Tensor:

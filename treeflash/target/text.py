@@ -1,5 +1,6 @@
 """Between text and token ids: chat template, raw prompts, streaming."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,11 +19,11 @@ class TextCodec:
 
     tokenizer: Any
 
-    def encode_chat(self, prompt: str) -> list[int]:
-        """Writes one user turn through the chat template.
+    def encode_chat(self, *turns: str) -> list[int]:
+        """Writes a conversation through the chat template, up to where the next answer begins.
 
         Args:
-            prompt: What the user says.
+            *turns: What the user says; with more than one, the answers stand between the user's turns.
 
         Returns:
             Token ids, special tokens as the template has them.
@@ -32,8 +33,9 @@ class TextCodec:
         """
         if not getattr(self.tokenizer, "chat_template", None):
             raise InputError("the target's tokenizer has no chat template; take the prompt as it is (--raw)")
-        turns = [{"role": "user", "content": prompt}]
-        text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        roles = itertools.cycle(("user", "assistant"))
+        messages = [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=False)]
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         # The template has written the special tokens already.
         return self._not_empty(self.tokenizer.encode(text, add_special_tokens=False))
 

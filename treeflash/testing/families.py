@@ -79,8 +79,9 @@ def tiny_model(
     special["tie_word_embeddings"] = False
     config = getattr(transformers, name)(vocab_size=vocab_size, **{**special, **sizes, **changes})
     generator = torch.Generator().manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with torch.no_grad():
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)  # of what is not overwritten below
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         for tensor in model.parameters():
             if tensor.ndim > 1:
                 spread = scale / tensor.shape[-1] ** 0.5 / 2

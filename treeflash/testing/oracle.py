@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treeflash.interfaces import Drafter, Target
+from treeflash.interfaces import Drafter
+from treeflash.target_interface import Target
 from treeflash.types import BlockDraft, DraftHead, Limits
 
-Mistake = Literal["random", "runner-up", "shifted"]
+Mistake = Literal["random", "runner-up", "shifted", "not-a-number"]
 
 
 @attrs.define
@@ -23,10 +24,10 @@ class OracleState:
     """What the oracle remembers of its sequence.
 
     Attributes:
-        length: Positions known.
+        lengths: int64 `[B]`: positions known.
     """
 
-    length: int = 0
+    lengths: Tensor
 
 
 @attrs.define(eq=False)
@@ -38,8 +39,8 @@ class Oracle(Drafter):
     Attributes:
         text: Prompt and continuation.
         hit_rates: For each depth of the block, how often the text's token comes first in its position.
-        mistake: What comes first otherwise: any token; any token with the right one second; or the
-            token that belongs one position later.
+        mistake: What comes first otherwise: any token; any token with the right one second; the token
+            that belongs one position later; or a logit that is no number.
         seed: Of hits and mistakes, which are a function of it, the position and the depth.
         sharpness: Logit that the first token has above the others' spread.
     """
@@ -62,32 +63,40 @@ class Oracle(Drafter):
 
     def start(self, batch_size: int, capacity: int) -> OracleState:
         """Knows nothing yet."""
-        return OracleState()
+        return OracleState(torch.zeros(batch_size, dtype=torch.int64))
 
-    def extend(self, state: OracleState, token_ids: Tensor, taps: Tensor | None) -> None:
+    def extend(self, state: OracleState, token_ids: Tensor, taps: Tensor | None, counts: Tensor) -> None:
         """Counts positions."""
-        state.length += token_ids.shape[1]
+        state.lengths = state.lengths + counts
 
-    def rewind(self, state: OracleState, length: int) -> None:
+    def rewind(self, state: OracleState, lengths: Tensor) -> None:
         """Forgets positions."""
-        state.length = min(state.length, length)
+        state.lengths = torch.minimum(state.lengths, lengths)
 
     def propose(self, state: OracleState, recent: Tensor, limits: Limits) -> BlockDraft:
         """Writes the logits of the positions behind the anchor."""
         target = self._target
         assert target is not None, "bind comes first"
         depth = min(self.max_depth, limits.depth)
-        rows = [self._logits(state.length, level, target.vocab_size) for level in range(1, depth + 1)]
+        rows = [
+            self._logits(int(state.lengths[0]), level, target.vocab_size) for level in range(1, depth + 1)
+        ]
         logits = torch.from_numpy(np.stack(rows))[None].to(device=target.device, dtype=target.dtype)
-        table = np.random.default_rng(self.seed).standard_normal((target.vocab_size,) * 2)
-        embedding = torch.from_numpy(table).to(logits)
         head = DraftHead(
-            embed=lambda ids: embedding[ids],
+            embed=lambda ids: self._embed(ids, target.vocab_size).to(logits),
             norm=lambda hidden: hidden,
             project=lambda normed: normed,
             vocab_size=target.vocab_size,
         )
         return BlockDraft(recent, hidden=logits, normed=logits, head=head)
+
+    def _embed(self, ids: Tensor, vocab_size: int) -> Tensor:
+        """Random embeddings as wide as the vocabulary; a row is made when it is asked for."""
+        rows = [
+            np.random.default_rng([self.seed, token]).standard_normal(vocab_size)
+            for token in ids.flatten().tolist()
+        ]
+        return torch.from_numpy(np.stack(rows)).view(*ids.shape, vocab_size)
 
     def _logits(self, anchor_position: int, depth: int, vocab_size: int) -> np.ndarray:
         """Logits of one position, a function of (seed, anchor's position, depth)."""
@@ -103,4 +112,6 @@ class Oracle(Drafter):
             if self.mistake == "runner-up":
                 logits[truth] = logits.max() + self.sharpness / 2
         logits[first] = logits.max() + self.sharpness
+        if self.mistake == "not-a-number" and first != truth:
+            logits[first] = np.nan
         return logits

@@ -40,8 +40,8 @@ def reference_text(
             exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
             philox = np.random.Philox(key=[seed, sequence], counter=[0, 0, 0, len(text)])
             race = np.random.Generator(philox).standard_exponential(len(logits))
-            noise = -temperature * torch.from_numpy(np.log(race)).to(logits.device)
-            logits = logits.to(exact) + noise.to(exact)
+            noise = torch.from_numpy(-np.log(race)).to(exact).to(logits.device)
+            logits = logits.to(exact) + temperature * noise
         text.append(int(logits.argmax()))
         if text[-1] in stop_ids:
             break

@@ -13,10 +13,11 @@ from torch import Tensor
 from transformers import Qwen3Config
 
 from treeflash.checkpoints.dflash_layout import DFlashFacts, read_facts
-from treeflash.checkpoints.reader import Checkpoint
+from treeflash.checkpoints.reader import Checkpoint, weight_misfits
 from treeflash.components.drafters.dflash_network import DFlashNetwork
 from treeflash.errors import CheckpointError, bullet_list, first_line
-from treeflash.interfaces import BuildContext, Drafter, Target
+from treeflash.interfaces import BuildContext, Drafter
+from treeflash.target_interface import Target
 from treeflash.types import BlockDraft, DraftHead, Limits
 
 
@@ -39,11 +40,11 @@ class DFlashState:
 
     Attributes:
         cache: `[layers, 2, B, heads, capacity, d]`: context keys and values, each written once.
-        length: Positions written.
+        lengths: int64 `[B]` on the CPU: positions written.
     """
 
     cache: Tensor
-    length: int = 0
+    lengths: Tensor
 
 
 @attrs.define(eq=False)
@@ -117,7 +118,7 @@ class DFlash(Drafter):
 
     def bind(self, target: Target) -> None:
         """Takes the target's embedding and head for its own."""
-        faults = self.facts.misfits(target.fingerprint())
+        faults = self.facts.misfits(target.fingerprint()) + weight_misfits(self.network, target)
         if faults:
             raise CheckpointError(bullet_list("the drafter was made for another target", faults))
         self._target = target
@@ -128,17 +129,18 @@ class DFlash(Drafter):
         heads, width = config.num_key_value_heads, config.head_dim
         layers, rows = config.num_hidden_layers, capacity + self.facts.block_size
         weight = self.network.fc.weight
-        return DFlashState(weight.new_empty(layers, 2, batch_size, heads, rows, width))
+        cache = weight.new_empty(layers, 2, batch_size, heads, rows, width)
+        return DFlashState(cache, torch.zeros(batch_size, dtype=torch.int64))
 
-    def extend(self, state: DFlashState, token_ids: Tensor, taps: Tensor | None) -> None:
+    def extend(self, state: DFlashState, token_ids: Tensor, taps: Tensor | None, counts: Tensor) -> None:
         """Writes the new positions' context."""
         assert taps is not None, "the engine taps what tap_layers asks for"
-        self.network.write_context(taps, state.cache, state.length)
-        state.length += taps.shape[1]
+        self.network.write_context(taps, state.cache, int(state.lengths.max()))
+        state.lengths = state.lengths + counts
 
-    def rewind(self, state: DFlashState, length: int) -> None:
-        """Drops the context from `length` on."""
-        state.length = min(state.length, length)
+    def rewind(self, state: DFlashState, lengths: Tensor) -> None:
+        """Drops the context from `lengths` on."""
+        state.lengths = torch.minimum(state.lengths, lengths)
 
     def propose(self, state: DFlashState, recent: Tensor, limits: Limits) -> BlockDraft:
         """Runs the backbone once; the whole block, since that is what it was trained on."""
@@ -146,7 +148,7 @@ class DFlash(Drafter):
         assert target is not None, "bind comes first"
         masks = recent.new_full((recent.shape[0], self.max_depth), self.facts.mask_token_id)
         block = target.embed(torch.cat([recent[:, 1:], masks], dim=1))
-        hidden, normed = self.network(block, state.cache, state.length)
+        hidden, normed = self.network(block, state.cache, int(state.lengths.max()))
         # Slot i predicts the token at slot i; slot 0 is the anchor itself.
         used = slice(1, 1 + min(self.max_depth, limits.depth))
         head = DraftHead(

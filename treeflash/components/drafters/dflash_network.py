@@ -49,10 +49,20 @@ class Attention(nn.Module):
         values = self._heads(self.v_proj(states)).transpose(1, 2)
         return _rotate(keys, cos, sin), values
 
-    def forward(self, block: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Attention of the block, `[B, n, D]`, over all of `keys` and `values`, with no mask."""
+    def forward(
+        self,
+        block: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        visible: Tensor | None = None,
+    ) -> Tensor:
+        """Attention of the block, `[B, n, D]`, over all of `keys` and `values`, or those `visible`."""
         queries = _rotate(self.q_norm(self._heads(self.q_proj(block))).transpose(1, 2), cos, sin)
-        mixed = functional.scaled_dot_product_attention(queries, keys, values, enable_gqa=True)
+        mixed = functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=visible, enable_gqa=True
+        )
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return out
 
@@ -157,5 +167,33 @@ class DFlashNetwork(nn.Module):
             room[0, :, :, rows], room[1, :, :, rows] = layer.self_attn.keys_values(normed, cos, sin)
             keys, values = room[0, :, :, : rows.stop], room[1, :, :, : rows.stop]
             states = states + layer.self_attn(normed, keys, values, cos, sin)
+            states = states + layer.mlp(layer.post_attention_layernorm(states))
+        return states, self.norm(states)
+
+    def forward_blocks(
+        self, blocks: Tensor, taps: Tensor, positions: Tensor, context_positions: Tensor, visible: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Drafts many blocks of one row of text at once, as training does; nothing is cached.
+
+        Args:
+            blocks: Embeddings of all blocks' slots, `[1, m, D]`.
+            taps: `[1, S, L * D]`, the target's tapped states along the text.
+            positions: int64 `[1, m]`, of the slots.
+            context_positions: int64 `[1, S]`, of the text.
+            visible: bool `[m, S + m]`: which context and slots each slot sees.
+
+        Returns:
+            Hidden states before and behind the final norm, `[1, m, D]` each.
+        """
+        rotary = self.prepare_rotary()
+        context = self.hidden_norm(self.fc(taps))
+        of_context, of_blocks = rotary(context, context_positions), rotary(blocks, positions)
+        states = blocks
+        for layer in cast(list[Layer], self.layers):
+            normed = layer.input_layernorm(states)
+            before = layer.self_attn.keys_values(context, *of_context)
+            within = layer.self_attn.keys_values(normed, *of_blocks)
+            keys, values = (torch.cat(pair, dim=2) for pair in zip(before, within, strict=True))
+            states = states + layer.self_attn(normed, keys, values, *of_blocks, visible)
             states = states + layer.mlp(layer.post_attention_layernorm(states))
         return states, self.norm(states)

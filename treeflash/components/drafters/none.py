@@ -15,14 +15,15 @@ class NoDrafter(Drafter):
     """Drafts nothing, so that every tree is the root alone."""
 
     drafts_blocks = False
+    max_depth = 0
 
     def start(self, batch_size: int, capacity: int) -> None:
         """There is nothing to remember."""
 
-    def extend(self, state: Any, token_ids: Tensor, taps: Tensor | None) -> None:
+    def extend(self, state: Any, token_ids: Tensor, taps: Tensor | None, counts: Tensor) -> None:
         """There is nothing to learn."""
 
-    def rewind(self, state: Any, length: int) -> None:
+    def rewind(self, state: Any, lengths: Tensor) -> None:
         """There is nothing to forget."""
 
     def propose(self, state: Any, recent: Tensor, limits: Limits) -> BlockDraft | Proposal:

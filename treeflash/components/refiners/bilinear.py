@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from treeflash.checkpoints.reader import Checkpoint
 from treeflash.components.refiners.trained import TrainedRefiner
-from treeflash.interfaces import BuildContext, Target
+from treeflash.interfaces import BuildContext
+from treeflash.target_interface import Target
 from treeflash.types import BlockDraft
 
 

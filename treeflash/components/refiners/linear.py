@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from treeflash.checkpoints.reader import Checkpoint
 from treeflash.components.refiners.trained import HiddenRefiner, per_source
-from treeflash.interfaces import Target
+from treeflash.target_interface import Target
 
 _NORM_EPS = 1e-6
 

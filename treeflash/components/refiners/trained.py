@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from treeflash.checkpoints.dflash_layout import read_facts
-from treeflash.checkpoints.reader import Checkpoint
+from treeflash.checkpoints.reader import Checkpoint, weight_misfits
 from treeflash.errors import CheckpointError, bullet_list
-from treeflash.interfaces import BuildContext, Refiner, Target
+from treeflash.interfaces import BuildContext, Refiner
+from treeflash.target_interface import Target
 from treeflash.types import BlockDraft
 
 
@@ -91,6 +92,12 @@ class TrainedRefiner(Refiner):
         if faults:
             raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults))
         return cls(network.to(device=target.device, dtype=target.dtype).eval())
+
+    def bind(self, target: Target) -> None:
+        """Makes sure that the weights go with the target's."""
+        faults = weight_misfits(self.network, target)
+        if faults:
+            raise CheckpointError(bullet_list("the refiner was made for another target", faults))
 
 
 @attrs.define(eq=False)

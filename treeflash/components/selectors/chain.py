@@ -7,9 +7,9 @@ import torch
 from attrs.validators import ge, optional
 
 from treeflash.interfaces import Selector
-from treeflash.proposal import Proposal
+from treeflash.proposal import Proposal, usable
 from treeflash.statistics import StepRecord
-from treeflash.tree import TokenTree
+from treeflash.tree import TokenTree, trims
 from treeflash.types import Limits
 
 
@@ -37,7 +37,7 @@ class Chain(Selector):
         handles = proposal.root()
         for depth in range(1, min(limits.nodes, limits.depth, proposal.depth) + 1):
             children = proposal.children(depth, handles)
-            log_probs, best = children.log_probs.clamp(max=0).max(dim=2)
+            log_probs, best = usable(children.log_probs).max(dim=2)
             tokens.append(children.token_ids.gather(2, best[..., None])[..., 0])
             weights.append((weights[-1] + log_probs).masked_fill(handles < 0, -torch.inf))
             handles = children.handles.gather(2, best[..., None])[..., 0].masked_fill(handles < 0, -1)
@@ -45,4 +45,4 @@ class Chain(Selector):
         num_nodes = (log_weights > -torch.inf).sum(dim=1)
         slots = torch.arange(token_ids.shape[1], device=token_ids.device).expand_as(token_ids)
         tree = TokenTree(token_ids, slots - 1, slots, log_weights, num_nodes, token_ids.shape[1] - 1)
-        return tree.first(int(num_nodes.max())) if token_ids.device.type == "cpu" else tree
+        return tree.first(int(num_nodes.max())) if trims(token_ids.device) else tree

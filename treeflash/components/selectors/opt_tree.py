@@ -8,9 +8,9 @@ from attrs.validators import and_, ge, le, optional
 from torch import Tensor
 
 from treeflash.interfaces import Selector
-from treeflash.proposal import Proposal
+from treeflash.proposal import Proposal, usable
 from treeflash.statistics import StepRecord
-from treeflash.tree import TokenTree
+from treeflash.tree import TokenTree, trims
 from treeflash.types import Limits
 
 # A tree is read in one pass, under a mask that grows with the square of its size.
@@ -57,8 +57,7 @@ class OptTree(Selector):
         for depth in range(1, depth_limit + 1):
             children = proposal.children(depth, handles)
             width = children.token_ids.shape[2]
-            # A rounded probability can exceed 1; no child may outweigh its parent.
-            paths = level_weights[:, :, None] + children.log_probs.clamp(max=0)
+            paths = level_weights[:, :, None] + usable(children.log_probs)
             paths = paths.masked_fill((handles < 0)[:, :, None], -torch.inf)
             best, order = paths.flatten(1).sort(dim=1, descending=True, stable=True)
             best, order = best[:, : limits.nodes], order[:, : limits.nodes]
@@ -93,7 +92,7 @@ def _frontier(
     if found.shape[1] <= nodes:
         bar = torch.full_like(bar, -torch.inf)
     alive = (handles >= 0) & (weights >= bar) & (weights > -torch.inf)
-    if handles.device.type == "cpu":
+    if trims(handles.device):
         # By falling weight, so the live ones need not be packed, only cut behind the last. Asking a
         # GPU where that is would cost a transfer; there the dead ones stay, masked.
         columns = alive.any(dim=0).nonzero()
@@ -110,7 +109,7 @@ def _keep_heaviest(
     rank = torch.empty_like(order)
     rank.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
     num_nodes = (ordered > -torch.inf).sum(dim=1).clamp(max=size)
-    if order.device.type == "cpu":
+    if trims(order.device):
         size = int(num_nodes.max())
     order = order[:, :size]
     old_parents = parents.gather(1, order)

@@ -3,8 +3,10 @@
 import attrs
 import torch
 
-from treeflash.interfaces import Target, Verifier
+from treeflash.errors import CompositionError
+from treeflash.interfaces import Verifier
 from treeflash.sampling import Draws
+from treeflash.target_interface import Target
 from treeflash.tree import TokenTree
 from treeflash.types import Acceptance, DecodeState
 
@@ -22,20 +24,44 @@ class SdpaTree(Verifier):
         output = target.verify(state.target, tree)
         choices = draws.choose(output.logits, state.lengths, tree.depths, tree.max_depth)
         parents = tree.parents.masked_fill(~tree.is_node, -1)
-        host = torch.stack([choices, tree.token_ids, parents], dim=1).tolist()
-        paths, tokens = [], []
-        for row_choices, row_tokens, row_parents in host:
-            child = {
-                (parent, token): node
-                for node, (token, parent) in enumerate(zip(row_tokens, row_parents, strict=True))
-                if parent >= 0
-            }
-            node, path = 0, [0]
-            while (node := child.get((node, row_choices[node]), -1)) >= 0:
-                path.append(node)
-            paths.append(path)
-            tokens.append([row_choices[node] for node in path])
-        return Acceptance(paths=paths, tokens=tokens, taps=_path_taps(output.taps, paths))
+        anchors = state.anchor[:, None].expand_as(parents)
+        host = torch.stack([choices, tree.token_ids, parents, anchors], dim=1).tolist()
+        walks = [_walk(*row) for row in host]
+        paths = [walk.path for walk in walks]
+        return Acceptance(
+            paths=paths,
+            tokens=[[row[0][node] for node in path] for row, path in zip(host, paths, strict=True)],
+            num_drafted=[walk.num_drafted for walk in walks],
+            depths=[walk.depth for walk in walks],
+            taps=_path_taps(output.taps, paths),
+        )
+
+
+@attrs.frozen
+class _Walk:
+    """What a row's tree came to."""
+
+    path: list[int]
+    num_drafted: int
+    depth: int
+
+
+def _walk(choices: list[int], tokens: list[int], parents: list[int], anchors: list[int]) -> _Walk:
+    """Goes down from the root for as long as the choice at a node is one of its children."""
+    if tokens[0] != anchors[0]:
+        raise CompositionError(
+            f"the selector's tree has token {tokens[0]} for its root, expected the anchor {anchors[0]}"
+        )
+    child: dict[tuple[int, int], int] = {}
+    depths = [0] * len(parents)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            child[parent, tokens[node]] = node
+            depths[node] = depths[parent] + 1
+    path = [0]
+    while (node := child.get((path[-1], choices[path[-1]]), -1)) >= 0:
+        path.append(node)
+    return _Walk(path, len(child), max(depths))
 
 
 def _path_taps(taps: torch.Tensor | None, paths: list[list[int]]) -> torch.Tensor | None:

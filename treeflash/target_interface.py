@@ -1,0 +1,88 @@
+"""The target as the parts see it, whatever model is behind it."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import attrs
+import torch
+from torch import Tensor
+
+from treeflash.tree import TokenTree
+from treeflash.types import TargetOutput
+
+
+@attrs.frozen
+class TargetFacts:
+    """Sizes of a target that a drafter was made for.
+
+    Attributes:
+        hidden_size: D.
+        num_layers: Decoder layers.
+        vocab_size: Token ids that can be embedded and scored.
+        rope_theta: Base of the rotary positions, None when the model has none.
+    """
+
+    hidden_size: int
+    num_layers: int
+    vocab_size: int
+    rope_theta: float | None
+
+
+class Target(Protocol):
+    """The model whose text is wanted, as the parts see it.
+
+    Attributes:
+        device: Where inputs go and outputs come from.
+        dtype: Of hidden states and logits.
+        vocab_size: Token ids it can embed.
+        hidden_size: D.
+        num_layers: Decoder layers.
+        max_positions: Positions it was made for, or None when it names no limit.
+        stop_ids: Tokens that end its texts.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_positions: int | None
+    stop_ids: tuple[int, ...]
+
+    def start(self, batch_size: int, capacity: int, tap_layers: Sequence[int]) -> Any:
+        """Makes the state of new sequences.
+
+        Args:
+            batch_size: B.
+            capacity: Cache rows a sequence may need, trees included.
+            tap_layers: Layers whose outputs `prefill` and `verify` return.
+        """
+        ...
+
+    def prefill(self, state: Any, token_ids: Tensor) -> TargetOutput:
+        """Reads a prompt int64 `[B, n]` into the cache; logits `[B, 1, V]` of its end, taps of all."""
+        ...
+
+    def verify(self, state: Any, tree: TokenTree) -> TargetOutput:
+        """Reads a tree behind the cached positions; logits and taps of every node."""
+        ...
+
+    def commit(self, state: Any, paths: Sequence[Sequence[int]]) -> None:
+        """Keeps the accepted nodes of the tree read last, in place, and drops the rest."""
+        ...
+
+    def rewind(self, state: Any, lengths: Tensor) -> None:
+        """Forgets the cached positions from `lengths`, int64 `[B]` on the CPU, on."""
+        ...
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """int64 `[...]` to embeddings `[..., D]`."""
+        ...
+
+    def project(self, normed: Tensor) -> Tensor:
+        """Normed hidden states `[..., D]` to logits `[..., V]`, by the output head alone."""
+        ...
+
+    def fingerprint(self) -> TargetFacts:
+        """What a drafter checkpoint must agree with."""
+        ...
