@@ -2,14 +2,14 @@
 
     python benchmarks/decode.py --prompts gsm8k_test.jsonl --limit 20
 
-Prompts are JSON lines with a key `question` or `prompt`. The first recipe is what the others are compared
-with. Speeds are of decoding, the prefill apart. `--dtype float32` compares the texts too: in low precision a
-tree and a single row round differently, and near-ties may fall either way.
+Prompts are JSON lines in the forms that `treeflash regenerate` reads. The first recipe is what the others are
+compared with. Speeds are of decoding, the prefill apart; a speed-up is the ratio of total throughputs. In low
+precision a tree and a single row round differently, and near-ties may fall either way; with `--dtype float32`
+or `float64` a text that differs is an error, and the exit status is 1.
 """
 
 import argparse
-import json
-import statistics
+import sys
 from collections import defaultdict
 
 import torch
@@ -18,8 +18,10 @@ from rich.progress import track
 from rich.table import Table
 
 from treeflash.plugins import Registry
+from treeflash.prompts import read_prompts
 from treeflash.recipe import Recipe, parse_overrides
 
+STAGES = ("draft", "build", "refine", "select", "verify", "commit")
 RECIPES = ["smollm2-plain", "smollm2-dflash", "smollm2-ddtree", "smollm2-treeflash"]
 
 
@@ -31,16 +33,15 @@ def arguments():
     parser.add_argument("--limit", type=int, default=20)
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--judge", action="store_true", help="also compare with transformers' generate")
-    return parser.parse_args()
-
-
-def read_prompts(path, limit):
-    """Takes the first prompts of a file of JSON lines."""
-    with open(path, encoding="utf-8") as lines:
-        rows = [json.loads(line) for line, _ in zip(lines, range(limit), strict=False)]
-    return [row.get("question", row.get("prompt")) for row in rows]
+    parser.add_argument(
+        "--judge", action="store_true", help="also compare with transformers' greedy generate"
+    )
+    options = parser.parse_args()
+    if options.judge and options.temperature > 0:
+        parser.error("--judge compares greedy texts: leave --temperature at 0")
+    return options
 
 
 def load(names, dtype):
@@ -69,7 +70,9 @@ def main():
     """Runs the arms and prints a table."""
     options = arguments()
     decoders, target = load(options.recipes, options.dtype)
-    prompts = [target.text.encode_chat(prompt) for prompt in read_prompts(options.prompts, options.limit)]
+    prompts = [
+        target.text.encode_chat(prompt.turns[0]) for prompt in read_prompts(options.prompts, options.limit)
+    ]
     runs, equal, agree = defaultdict(list), defaultdict(int), 0
     names = list(decoders)
     for name in names:  # warm-up
@@ -79,7 +82,11 @@ def main():
         texts = {}
         for name in names[turn:] + names[:turn]:
             result = decoders[name].generate(
-                ids, max_new_tokens=options.max_new_tokens, temperature=options.temperature, sequence=index
+                ids,
+                max_new_tokens=options.max_new_tokens,
+                temperature=options.temperature,
+                seed=options.seed,
+                sequence=index,
             )
             runs[name].append(result)
             texts[name] = list(result.token_ids)
@@ -90,31 +97,32 @@ def main():
     report(names, runs, equal, len(prompts))
     if options.judge:
         print(f"{names[0]} equals transformers' generate on {agree} of {len(prompts)} prompts")
+        equal["generate"] = agree
+    exact = options.dtype in ("float32", "float64")
+    sys.exit(exact and any(count < len(prompts) for count in equal.values()))
 
 
 def report(names, runs, equal, count):
-    """Prints pooled block efficiency, median speeds and the median of each prompt's speed-up."""
-    table = Table(
-        "recipe", "tau", "tokens/s", "speed-up", "ms/step", "draft", "build", "refine", "select", "verify"
-    )
-    table.add_column("commit")
-    table.add_column("same text")
-    base = [run.tokens_per_second for run in runs[names[0]]]
+    """Prints pooled block efficiency and speeds, and the time of a step and its stages in ms."""
+    columns = ("recipe", "tau", "tokens/s", "speed-up", "step", *STAGES, "same text")
+    table = Table(*columns)
+    base = None
     for name in names:
         steps = [step for run in runs[name] for step in run.statistics.steps]
-        speeds = [run.tokens_per_second for run in runs[name]]
         stages = defaultdict(float)
         for run in runs[name]:
             for stage, seconds in run.statistics.seconds_per_stage.items():
                 stages[stage] += seconds * 1000 / len(steps)
-        decode = sum(run.statistics.decode_seconds for run in runs[name])
+        emitted = sum(step.num_emitted for step in steps)
+        seconds = sum(run.statistics.decode_seconds for run in runs[name])
+        base = base or emitted / seconds
         table.add_row(
             name,
-            f"{sum(step.num_emitted for step in steps) / len(steps):.2f}",
-            f"{statistics.median(speeds):.1f}",
-            f"{statistics.median(a / b for a, b in zip(speeds, base, strict=True)):.2f}",
-            f"{decode * 1000 / len(steps):.1f}",
-            *(f"{stages[stage]:.1f}" for stage in ("draft", "build", "refine", "select", "verify", "commit")),
+            f"{emitted / len(steps):.2f}",
+            f"{emitted / seconds:.1f}",
+            f"{emitted / seconds / base:.2f}",
+            f"{seconds * 1000 / len(steps):.1f}",
+            *(f"{stages[stage]:.1f}" for stage in STAGES),
             f"{equal[name]}/{count}",
         )
     Console(width=150).print(table)
