@@ -6,6 +6,7 @@ import click
 
 from treeflash import __version__
 from treeflash.cli.generate import generate
+from treeflash.cli.regenerate import regenerate
 from treeflash.errors import TreeflashError
 
 
@@ -16,6 +17,7 @@ def commands() -> None:
 
 
 commands.add_command(generate)
+commands.add_command(regenerate)
 
 
 def main() -> None:

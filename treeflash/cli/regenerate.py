@@ -1,0 +1,82 @@
+"""`treeflash regenerate`: training data, in the target's own words."""
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
+
+from treeflash.errors import InputError
+from treeflash.plugins import Registry
+from treeflash.prompts import read_prompts
+from treeflash.recipe import Recipe, merge, parse_overrides
+from treeflash.sampling import MAX_SEED
+from treeflash.target import HuggingFaceTarget
+from treeflash.training.regeneration import Progress, RegenerationSettings
+from treeflash.training.regeneration import regenerate as answer
+
+
+@click.command()
+@click.argument("recipe")
+@click.option("--prompts", required=True, type=click.Path(path_type=Path), help="File of JSON lines.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Data directory to make.")
+@click.option("--limit", type=click.IntRange(min=1), help="Read this many rows of the file.")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), default=512, show_default=True)
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0, max=MAX_SEED), default=0, show_default=True)
+@click.option(
+    "--heldout", type=click.FloatRange(0, 1), default=0.02, show_default=True, help="Share held out."
+)
+@click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True)
+@click.option("--dtype", help="Of the target, in place of the recipe's.")
+@click.option("-o", "overrides", multiple=True, metavar="TABLE.KEY=VALUE", help="Overrides the recipe.")
+def regenerate(
+    recipe: str,
+    prompts: Path,
+    out: Path,
+    limit: int | None,
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    heldout: float,
+    batch_size: int,
+    dtype: str | None,
+    overrides: tuple[str, ...],
+) -> None:
+    """Write the answers of RECIPE's target to every prompt of a file into a data directory.
+
+    A line of the file is an object with `turns`, `prompt`, `question` or `text`. A run that was stopped goes
+    on where it was when started again with the same settings.
+    """
+    read = read_prompts(prompts, limit)
+    shorthand = {} if dtype is None else {"target": {"dtype": dtype}}
+    registry = Registry.load()
+    checked = Recipe.load(recipe, registry, merge(shorthand, parse_overrides(overrides)))
+    target = checked.load_target(registry)
+    if not isinstance(target, HuggingFaceTarget):
+        raise InputError(f"expected a Hugging Face model to regenerate with, found {type(target).__name__}")
+    settings = RegenerationSettings(max_new_tokens, temperature, seed, heldout, batch_size)
+    with _bar() as bar:
+        task = bar.add_task("answers", total=None, speed="")
+
+        def show(progress: Progress) -> None:
+            elapsed = bar.tasks[task].elapsed or 1.0
+            speed = f"{progress.tokens / elapsed:.0f} tokens/s"
+            bar.update(task, completed=progress.rows, total=progress.total_rows, speed=speed)
+
+        store = answer(target, checked.target.model, read, out, settings, show)
+    rows = list(store.rows())
+    held = sum(row.split == "heldout" for row in rows)
+    tokens = sum(len(row.answer_ids) for row in rows)
+    click.echo(f"{out}: {len(rows)} answers, {held} of them held out, {tokens} tokens")
+
+
+def _bar() -> ProgressBar:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[speed]}"),
+    )
+    return ProgressBar(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True))
