@@ -208,6 +208,23 @@ def test_oracle_is_right_as_often_as_it_is_told(tiny_target):
         assert found == pytest.approx(rate, abs=4 * spread + 0.02)
 
 
+def test_a_drafter_is_told_the_last_two_tokens(tiny_target):
+    """Whatever was accepted: the token before the anchor, and the anchor."""
+    plain = Decoder(tiny_target).generate(PROMPT, max_new_tokens=60, stop_ids=())
+    text, told = [*PROMPT, *plain.token_ids], []
+
+    class Listener(Oracle):
+        def propose(self, state, recent, limits):
+            told.append((int(state.lengths[0]), recent[0].tolist()))
+            return super().propose(state, recent, limits)
+
+    drafter = Listener(text, [0.8, 0.5, 0.5, 0.5])
+    Decoder(tiny_target, drafter, Marginal(), NoRefiner(), Chain()).generate(PROMPT, max_new_tokens=60)
+    assert len(told) > 10
+    for anchor, recent in told:
+        assert recent == text[anchor - 1 : anchor + 1]
+
+
 def counts(ids):
     return torch.tensor([ids.shape[1]])
 

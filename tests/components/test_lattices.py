@@ -1,0 +1,108 @@
+"""Contexts and transitions against loops written out."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treeflash.components.builders.top_m import TopM
+from treeflash.interfaces import Refiner
+from treeflash.types import BlockDraft, DraftHead, Lattice, Limits
+
+VOCABULARY = 6
+LIMITS = Limits(nodes=20, depth=5)
+
+
+def random_draft(seed, depth):
+    """Hidden states that are their own logits."""
+    logits = torch.randn(1, depth, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+    head = DraftHead(
+        embed=lambda ids: torch.nn.functional.one_hot(ids, VOCABULARY).float(),
+        norm=lambda hidden: hidden,
+        project=lambda normed: normed,
+        vocab_size=VOCABULARY,
+    )
+    return BlockDraft(torch.tensor([[4, 5]]), logits, logits, head)
+
+
+class Scores(Refiner):
+    """Any distribution that is a function of the position and the tokens before it."""
+
+    def __init__(self, history, seed=0):
+        self.history = history
+        shape = (8, *[VOCABULARY] * history, VOCABULARY)
+        self.table = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).log_softmax(-1)
+
+    def children(self, draft, slots, previous, k):
+        at = (slots.expand(previous.shape[:2]), *previous.unbind(-1))
+        log_probs, ids = self.table[at].sort(dim=-1, descending=True)
+        return ids[..., :k], log_probs[..., :k]
+
+
+@given(seed=st.integers(0, 500), depth=st.integers(1, 5), branching=st.integers(1, VOCABULARY))
+def test_contexts_of_one_token(seed, depth, branching):
+    draft = random_draft(seed, depth)
+    lattice = TopM(branching, 4).build(draft, 1, LIMITS)
+    assert lattice.contexts[0, 0, :, 0].tolist() == [5] * branching
+    assert lattice.is_context[0, 0].tolist() == [True] + [False] * (branching - 1)
+    for level in range(1, depth):
+        expected = draft.normed[0, level - 1].topk(branching).indices.tolist()
+        assert lattice.contexts[0, level, :, 0].tolist() == expected
+        assert lattice.is_context[0, level].all()
+
+
+@given(seed=st.integers(0, 500), depth=st.integers(1, 5), branching=st.integers(1, VOCABULARY))
+def test_contexts_of_two_tokens(seed, depth, branching):
+    """The tokens before and at the anchor; the anchor with each token; then the best pairs."""
+    draft = random_draft(seed, depth)
+    lattice = TopM(branching, 4).build(draft, 2, LIMITS)
+    log_probs = draft.normed[0].log_softmax(-1)
+    best = log_probs.topk(branching, dim=-1).indices.tolist()
+    found = [[tuple(pair) for pair in level] for level in lattice.contexts[0].tolist()]
+    assert found[0] == [(4, 5)] * branching
+    if depth > 1:
+        assert found[1] == [(5, token) for token in best[0]]
+    for level in range(2, depth):
+        pairs = itertools.product(best[level - 2], best[level - 1])
+        joint = {pair: float(log_probs[level - 2, pair[0]] + log_probs[level - 1, pair[1]]) for pair in pairs}
+        weights = sorted(joint.values(), reverse=True)[:branching]
+        assert [joint[pair] for pair in found[level]] == pytest.approx(weights, abs=1e-5)
+        assert len(set(found[level])) == branching
+
+
+@pytest.mark.parametrize("history", [1, 2])
+@given(
+    seed=st.integers(0, 500),
+    depth=st.integers(1, 5),
+    branching=st.integers(1, VOCABULARY),
+    children=st.integers(1, VOCABULARY),
+)
+def test_transitions(history, seed, depth, branching, children):
+    draft, refiner = random_draft(seed, depth), Scores(history, seed)
+    lattice = TopM(branching, children).build(draft, history, LIMITS)
+    table = refiner.transitions(draft, lattice)
+    contexts = [[tuple(context) for context in level] for level in lattice.contexts[0].tolist()]
+    for level, context in itertools.product(range(depth), range(branching)):
+        before = contexts[level][context]
+        expected = refiner.table[(level, *before)].sort(descending=True)
+        assert table.token_ids[0, level, context].tolist() == expected.indices[:children].tolist()
+        assert torch.equal(table.log_probs[0, level, context], expected.values[:children])
+        for child, token in enumerate(table.token_ids[0, level, context].tolist()):
+            after = (*before[1:], token)
+            wanted = (
+                contexts[level + 1].index(after) if level + 1 < depth and after in contexts[level + 1] else -1
+            )
+            assert int(table.next_context[0, level, context, child]) == wanted
+
+
+def test_what_is_no_context_is_not_gone_on_from():
+    contexts = torch.tensor([[[[5], [5]], [[1], [2]]]])
+    is_context = torch.tensor([[[True, False], [True, False]]])
+    table = Scores(1).transitions(random_draft(0, 2), Lattice(contexts, is_context, VOCABULARY))
+    following = dict(
+        zip(table.token_ids[0, 0, 0].tolist(), table.next_context[0, 0, 0].tolist(), strict=True)
+    )
+    assert following[1] == 0
+    assert set(following.values()) == {0, -1}
