@@ -144,7 +144,8 @@ def test_one_text_can_be_learned_and_drafted_whole(tiny_target, dflash, loss):
         optimizer.step()
     network.requires_grad_(False)
     refiner.network.requires_grad_(False)
-    decoder = Decoder(tiny_target, dflash, TopM(8, 8), refiner, OptTree(31))
+    # By KL it learns too where the target hesitates: the tree must have room for what was not written.
+    decoder = Decoder(tiny_target, dflash, TopM(8, 8), refiner, OptTree(100))
     result = decoder.generate(PROMPT, max_new_tokens=57, stop_ids=())
     assert list(result.token_ids) == written
     assert result.statistics.block_efficiency > 0.9 * dflash.facts.block_size
