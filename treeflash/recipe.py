@@ -170,7 +170,7 @@ class Recipe:
             place: str | Path = source()
         else:
             place = on_disk(options.model) or options.model
-            if not isinstance(place, Path) and "/" not in place:
+            if not isinstance(place, Path) and ("/" not in place or place.startswith((".", "/", "~"))):
                 hint = nearest(place, registry.targets)
                 raise InputError(f"[target] model: no folder, hub name or target is called {place!r}{hint}")
         return load_target(place, dtype=options.dtype, device=options.device)

@@ -15,14 +15,24 @@ from treeflash.target import HuggingFaceTarget
 from treeflash.target.text import TextCodec, TextStream
 
 
-@click.command()
+@click.command(short_help="Answer a prompt.")
 @click.argument("recipe")
 @click.argument("prompt")
-@click.option("--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True)
-@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True)
+@click.option(
+    "--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Where to stop."
+)
+@click.option(
+    "--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy."
+)
 @click.option("--seed", type=click.IntRange(min=0, max=MAX_SEED), default=0, show_default=True)
-@click.option("--dtype", help="Of the target, in place of the recipe's.")
-@click.option("-o", "overrides", multiple=True, metavar="TABLE.KEY=VALUE", help="Overrides the recipe.")
+@click.option("--dtype", help="float32, bfloat16, ...: in place of the recipe's.")
+@click.option(
+    "-o",
+    "overrides",
+    multiple=True,
+    metavar="TABLE.KEY=VALUE",
+    help="Override the recipe: selector.budget=31.",
+)
 @click.option("--raw", is_flag=True, help="Take PROMPT as it is, not as a user's turn of a chat.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def generate(

@@ -17,7 +17,7 @@ from treeflash.training.regeneration import Progress, RegenerationSettings
 from treeflash.training.regeneration import regenerate as answer
 
 
-@click.command()
+@click.command(short_help="Write training data: the target's answers to prompts.")
 @click.argument("recipe")
 @click.option("--prompts", required=True, type=click.Path(path_type=Path), help="File of JSON lines.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Data directory to make.")
@@ -29,8 +29,14 @@ from treeflash.training.regeneration import regenerate as answer
     "--heldout", type=click.FloatRange(0, 1), default=0.02, show_default=True, help="Share held out."
 )
 @click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True)
-@click.option("--dtype", help="Of the target, in place of the recipe's.")
-@click.option("-o", "overrides", multiple=True, metavar="TABLE.KEY=VALUE", help="Overrides the recipe.")
+@click.option("--dtype", help="float32, bfloat16, ...: in place of the recipe's.")
+@click.option(
+    "-o",
+    "overrides",
+    multiple=True,
+    metavar="TABLE.KEY=VALUE",
+    help="Override the recipe: target.device=cpu.",
+)
 def regenerate(
     recipe: str,
     prompts: Path,
