@@ -36,7 +36,7 @@ def structure(table: Mapping[str, Any], options: type[T], where: str, faults: li
         return None
     known = {field.name: field for field in attrs.fields(cast(Any, options)) if field.init}
     found = [f"{where}.{key}: unknown key{nearest(key, known)}" for key in table if key not in known]
-    kinds = get_type_hints(options)
+    kinds, converter = get_type_hints(options), _converter()
     values: dict[str, Any] = {}
     for key, field in known.items():
         place = f"{where}.{key}"
@@ -46,13 +46,13 @@ def structure(table: Mapping[str, Any], options: type[T], where: str, faults: li
             continue
         if attrs.has(kinds[key]) and isinstance(table[key], Mapping):
             structure(table[key], kinds[key], place, found)
-        fault = _value_fault(table[key], kinds[key], field)
+        fault = _value_fault(table[key], kinds[key], field, converter)
         if fault is not None and not any(other.startswith(f"{place}.") for other in found):
             found.append(f"{place}: {fault}")
         values[key] = table[key]
     if not found:
         try:
-            made: T = _converter().structure(values, options)
+            made: T = converter.structure(values, options)
             return made
         except (BaseValidationError, TypeError, ValueError) as error:
             found.append(f"{where}: {first_line(error)}")
@@ -60,10 +60,10 @@ def structure(table: Mapping[str, Any], options: type[T], where: str, faults: li
     return None
 
 
-def _value_fault(value: Any, kind: Any, field: "attrs.Attribute[Any]") -> str | None:
+def _value_fault(value: Any, kind: Any, field: "attrs.Attribute[Any]", converter: Converter) -> str | None:
     """What is wrong with one value, by its type and its validator, whatever the others are."""
     try:
-        structured = _converter().structure(value, kind)
+        structured = converter.structure(value, kind)
     except (BaseValidationError, TypeError, ValueError):
         return f"expected {_spell(kind)}, found {value!r}"
     if field.validator is None:

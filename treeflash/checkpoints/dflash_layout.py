@@ -1,11 +1,14 @@
 """What a DFlash or TreeFlash config says, and whether it can belong to a target."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
 
-from treeflash.target_interface import TargetFacts
+from treeflash.checkpoints.reader import Checkpoint
+from treeflash.errors import CheckpointError, bullet_list
+from treeflash.target_interface import Target, TargetFacts
 
 _SIZES = (
     "hidden_size",
@@ -95,6 +98,26 @@ def rope_theta(config: Mapping[str, Any]) -> float | None:
 def _same_vocabulary(drafter: int, target: int) -> bool:
     """Whether two sizes are one vocabulary, padded differently (151,936 and 152,064, for instance)."""
     return abs(drafter - target) * 200 < max(drafter, target)
+
+
+def open_for(folder: Path | str, target: Target) -> tuple[Checkpoint, DFlashFacts, list[str]]:
+    """Opens a checkpoint for a target.
+
+    Args:
+        folder: With `config.json` and safetensors.
+        target: The target it is to draft for.
+
+    Returns:
+        The checkpoint, what its config says, and every fault found so far.
+
+    Raises:
+        CheckpointError: When the folder cannot be read, or its config says too little to size the network.
+    """
+    checkpoint = Checkpoint.open(Path(folder))
+    facts, faults = read_facts(checkpoint.config, target.fingerprint())
+    if facts is None:
+        raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults))
+    return checkpoint, facts, faults
 
 
 def read_facts(config: Mapping[str, Any], target: TargetFacts) -> tuple[DFlashFacts | None, list[str]]:

@@ -79,9 +79,9 @@ def generate(
 
 def _codec(decoder: Decoder) -> TextCodec:
     target = decoder.target
-    if not isinstance(target, HuggingFaceTarget) or target.text is None:
-        raise InputError("the target comes without a tokenizer: expected one beside the model")
-    return target.text
+    if not isinstance(target, HuggingFaceTarget):
+        raise InputError(f"expected a Hugging Face model to read text with, found {type(target).__name__}")
+    return target.require_text()
 
 
 def _report(result: Generation, text: str) -> dict[str, Any]:

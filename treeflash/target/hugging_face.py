@@ -79,6 +79,16 @@ class HuggingFaceTarget:
         self._rope_theta = _rope_theta(config)
         self._layers = decoder_layers(self._decoder, self.num_layers)
 
+    def require_text(self) -> TextCodec:
+        """The tokenizer.
+
+        Raises:
+            InputError: When the target came without one.
+        """
+        if self.text is None:
+            raise InputError("the target comes without a tokenizer: expected one beside the model")
+        return self.text
+
     def start(self, batch_size: int, capacity: int, tap_layers: Sequence[int]) -> TargetState:
         """Makes the state of new sequences (see `Target.start`).
 

@@ -76,9 +76,7 @@ def regenerate(
         InputError: When the directory was begun with other settings, a prompt is too long, or the disk
             is full.
     """
-    codec = target.text
-    if codec is None:
-        raise InputError("the target comes without a tokenizer: expected one beside the model")
+    codec = target.require_text()
     batches = _batches(target, codec, prompts, settings.batch_size)
     store = AnswerStore(folder)
     store.open(_manifest(target, model, prompts, settings))

@@ -12,8 +12,8 @@ from attrs.validators import gt
 from torch import Tensor
 from transformers import Qwen3Config
 
-from treeflash.checkpoints.dflash_layout import DFlashFacts, read_facts
-from treeflash.checkpoints.reader import Checkpoint, weight_misfits
+from treeflash.checkpoints.dflash_layout import DFlashFacts, open_for
+from treeflash.checkpoints.reader import weight_misfits
 from treeflash.components.drafters.dflash_network import DFlashNetwork
 from treeflash.errors import CheckpointError, bullet_list, first_line
 from treeflash.interfaces import BuildContext, Drafter
@@ -85,10 +85,7 @@ class DFlash(Drafter):
         Raises:
             CheckpointError: Listing everything that does not fit.
         """
-        checkpoint = Checkpoint.open(Path(folder))
-        facts, faults = read_facts(checkpoint.config, target.fingerprint())
-        if facts is None:
-            raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults))
+        checkpoint, facts, faults = open_for(folder, target)
         try:
             with torch.device("meta"):
                 network = DFlashNetwork(Qwen3Config(**facts.network), len(facts.target_layer_ids))

@@ -8,7 +8,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from treeflash.checkpoints.dflash_layout import read_facts
+from treeflash.checkpoints.dflash_layout import open_for
 from treeflash.checkpoints.reader import Checkpoint, weight_misfits
 from treeflash.errors import CheckpointError, bullet_list
 from treeflash.interfaces import BuildContext, Refiner
@@ -78,10 +78,7 @@ class TrainedRefiner(Refiner):
         Raises:
             CheckpointError: Listing everything that does not fit.
         """
-        checkpoint = Checkpoint.open(Path(folder))
-        facts, faults = read_facts(checkpoint.config, target.fingerprint())
-        if facts is None:
-            raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults))
+        checkpoint, facts, faults = open_for(folder, target)
         if facts.refiner != cls.layout:
             found = "no refiner" if facts.refiner is None else repr(facts.refiner)
             faults.append(f"treeflash_config.ar_approximation: expected {cls.layout!r}, found {found}")
