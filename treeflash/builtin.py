@@ -7,6 +7,9 @@ from treeflash.components.builders.marginal import Marginal
 from treeflash.components.builders.top_m import TopM
 from treeflash.components.drafters.dflash import DFlash
 from treeflash.components.drafters.none import NoDrafter
+from treeflash.components.losses.cross_entropy import CrossEntropy
+from treeflash.components.losses.forward_kl import ForwardKl
+from treeflash.components.losses.total_variation import TotalVariation
 from treeflash.components.refiners.bilinear import Bilinear
 from treeflash.components.refiners.linear import Linear
 from treeflash.components.refiners.none import NoRefiner
@@ -14,9 +17,11 @@ from treeflash.components.refiners.swiglu import SwiGlu
 from treeflash.components.refiners.two_token import TwoToken
 from treeflash.components.selectors.chain import Chain
 from treeflash.components.selectors.opt_tree import OptTree
+from treeflash.components.trainables.dflash import DFlashTrainable
 from treeflash.components.verifiers.sdpa_tree import SdpaTree
 from treeflash.hookspecs import hookimpl
 from treeflash.interfaces import Drafter, Refiner, Selector, TreeBuilder, Verifier
+from treeflash.trainable import Loss, Trainable
 
 
 @hookimpl
@@ -53,6 +58,18 @@ def treeflash_selectors() -> dict[str, type[Selector]]:
 def treeflash_verifiers() -> dict[str, type[Verifier]]:
     """The verifiers."""
     return {"sdpa-tree": SdpaTree}
+
+
+@hookimpl
+def treeflash_trainables() -> dict[str, type[Trainable]]:
+    """The ways to train."""
+    return {"dflash": DFlashTrainable}
+
+
+@hookimpl
+def treeflash_losses() -> dict[str, type[Loss]]:
+    """The losses."""
+    return {"cross-entropy": CrossEntropy, "forward-kl": ForwardKl, "total-variation": TotalVariation}
 
 
 @hookimpl

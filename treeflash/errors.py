@@ -36,6 +36,10 @@ class RecipeError(TreeflashError, ValueError):
     """A recipe that cannot be built; the message lists every fault found in it."""
 
 
+class TrainingError(TreeflashError, RuntimeError):
+    """A training run that cannot go on; the message names the last good checkpoint."""
+
+
 class PluginError(TreeflashError, RuntimeError):
     """A plugin that failed, or two that claim the same name."""
 

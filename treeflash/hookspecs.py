@@ -6,6 +6,7 @@ from pathlib import Path
 import pluggy
 
 from treeflash.interfaces import Drafter, Refiner, Selector, TreeBuilder, Verifier
+from treeflash.trainable import Loss, Trainable
 
 PROJECT = "treeflash"
 
@@ -55,6 +56,24 @@ def treeflash_verifiers() -> Mapping[str, type[Verifier]]:  # type: ignore[empty
 
     Returns:
         A component class for each name that a recipe may `use` in `[verifier]`.
+    """
+
+
+@hookspec
+def treeflash_trainables() -> Mapping[str, type[Trainable]]:  # type: ignore[empty-body]
+    """Adds ways to train drafters.
+
+    Returns:
+        For each name that a training recipe may `use` in `[drafter]`, the class that trains that drafter.
+    """
+
+
+@hookspec
+def treeflash_losses() -> Mapping[str, type[Loss]]:  # type: ignore[empty-body]
+    """Adds losses.
+
+    Returns:
+        A class for each name that a training recipe may `use` in `[loss]`.
     """
 
 

@@ -10,16 +10,21 @@ import pluggy
 
 from treeflash import builtin, hookspecs
 from treeflash.errors import PluginError, UnknownNameError, first_line, nearest
-from treeflash.interfaces import Component, Drafter, Refiner, Selector, TreeBuilder, Verifier
+from treeflash.interfaces import Drafter, Refiner, Selector, TreeBuilder, Verifier
+from treeflash.trainable import Loss, Trainable
 
-_BASES: dict[str, type[Component]] = {
-    "drafter": Drafter,
-    "builder": TreeBuilder,
-    "refiner": Refiner,
-    "selector": Selector,
-    "verifier": Verifier,
+# The hook that gives each kind, and what it gives.
+_HOOKS: dict[str, tuple[str, type[Any]]] = {
+    "drafter": ("treeflash_drafters", Drafter),
+    "builder": ("treeflash_builders", TreeBuilder),
+    "refiner": ("treeflash_refiners", Refiner),
+    "selector": ("treeflash_selectors", Selector),
+    "verifier": ("treeflash_verifiers", Verifier),
+    "trainable": ("treeflash_trainables", Trainable),
+    "loss": ("treeflash_losses", Loss),
 }
-KINDS = tuple(_BASES)
+# What a decoder is made of.
+KINDS = ("drafter", "builder", "refiner", "selector", "verifier")
 
 
 @attrs.frozen
@@ -40,7 +45,7 @@ class Registry:
     """Everything installed, by kind and name.
 
     Attributes:
-        components: For each of `KINDS`, component classes by name.
+        components: For each of `KINDS`, "trainable" and "loss", classes by name.
         targets: Functions that return a model's folder, by name.
         recipes: Recipe files by name.
         failures: Plugins that could not be loaded and why, by name.
@@ -64,17 +69,16 @@ class Registry:
         failures: dict[str, str] = {}
         manager = _manager(failures)
         components = {
-            kind: _named(manager, f"treeflash_{kind}s", _is_a(base), failures)
-            for kind, base in _BASES.items()
+            kind: _named(manager, hook, _is_a(base), failures) for kind, (hook, base) in _HOOKS.items()
         }
         targets = _named(manager, "treeflash_targets", callable, failures)
         return cls(components, targets, _recipes(manager, failures), failures)
 
-    def component(self, kind: str, name: str) -> type[Component]:
+    def component(self, kind: str, name: str) -> type[Any]:
         """Finds a component class.
 
         Args:
-            kind: One of `KINDS`.
+            kind: One of `KINDS`, "trainable" or "loss".
             name: As a recipe names it.
 
         Returns:
@@ -83,7 +87,7 @@ class Registry:
         Raises:
             UnknownNameError: When there is none.
         """
-        found: type[Component] = self._find(self.components[kind], kind, name)
+        found: type[Any] = self._find(self.components[kind], kind, name)
         return found
 
     def target(self, name: str) -> Callable[[], Path] | None:
@@ -155,7 +159,7 @@ def _named(
     return merged
 
 
-def _is_a(base: type[Component]) -> Callable[[Any], bool]:
+def _is_a(base: type[Any]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, type) and issubclass(value, base)
 
 

@@ -25,7 +25,7 @@ from treeflash.interfaces import BuildContext
 from treeflash.places import anchored, locate, on_disk
 from treeflash.plugins import KINDS, Registry
 from treeflash.structuring import structure
-from treeflash.target import load_target
+from treeflash.target import HuggingFaceTarget, load_target
 from treeflash.target_interface import Target
 
 _DEFAULTS = {"selector": {"use": "opt-tree"}, "verifier": {"use": "sdpa-tree"}}
@@ -95,7 +95,7 @@ class Recipe:
             RecipeError: Listing every fault.
         """
         path = find(name, registry)
-        written = merge(_read(path, registry, ()), overrides or {})
+        written = merge(read_tables(path, registry), overrides or {})
         tables = merge(_DEFAULTS, written)
         faults = [
             f"unknown table [{table}]{nearest(table, _TABLES)}" for table in tables if table not in _TABLES
@@ -164,16 +164,31 @@ class Recipe:
         Raises:
             TreeflashError: When it is not to be had or cannot be verified in trees.
         """
-        options = self.target
-        source = registry.target(options.model)
-        if source is not None:
-            place: str | Path = source()
-        else:
-            place = on_disk(options.model) or options.model
-            if not isinstance(place, Path) and ("/" not in place or place.startswith((".", "/", "~"))):
-                hint = nearest(place, registry.targets)
-                raise InputError(f"[target] model: no folder, hub name or target is called {place!r}{hint}")
-        return load_target(place, dtype=options.dtype, device=options.device)
+        return open_target(self.target, registry)
+
+
+def open_target(options: TargetOptions, registry: Registry) -> HuggingFaceTarget:
+    """Loads the target that a recipe names.
+
+    Args:
+        options: What the recipe says of it.
+        registry: What is installed.
+
+    Returns:
+        The target, checked.
+
+    Raises:
+        TreeflashError: When it is not to be had or cannot be verified in trees.
+    """
+    source = registry.target(options.model)
+    if source is not None:
+        place: str | Path = source()
+    else:
+        place = on_disk(options.model) or options.model
+        if not isinstance(place, Path) and ("/" not in place or place.startswith((".", "/", "~"))):
+            hint = nearest(place, registry.targets)
+            raise InputError(f"[target] model: no folder, hub name or target is called {place!r}{hint}")
+    return load_target(place, dtype=options.dtype, device=options.device)
 
 
 def load(name: str | Path, **overrides: Mapping[str, Any]) -> Decoder:
@@ -265,8 +280,20 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _read(path: Path, registry: Registry, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """Reads a file and what it extends."""
+def read_tables(path: Path, registry: Registry, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Reads a file and what it extends.
+
+    Args:
+        path: The file.
+        registry: What is installed.
+        seen: Files that extend it.
+
+    Returns:
+        Its tables, unchecked.
+
+    Raises:
+        RecipeError: When a file cannot be read, or extends itself.
+    """
     path = path.resolve()
     if path in seen:
         way = " -> ".join(file.name for file in (*seen, path))
@@ -288,7 +315,7 @@ def _read(path: Path, registry: Registry, seen: tuple[Path, ...]) -> dict[str, A
         below = find(name, registry)
     except UnknownNameError as error:
         raise RecipeError(f"{path}: extends: {error}") from None
-    return merge(_read(below, registry, (*seen, path)), tables)
+    return merge(read_tables(below, registry, (*seen, path)), tables)
 
 
 def _components(

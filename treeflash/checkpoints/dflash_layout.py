@@ -170,6 +170,38 @@ def read_facts(config: Mapping[str, Any], target: TargetFacts) -> tuple[DFlashFa
     return facts, faults
 
 
+def config_of_network(
+    network: Any, target: TargetFacts, target_layer_ids: Sequence[int], mask_token_id: int, block_size: int
+) -> dict[str, Any]:
+    """What a checkpoint's config says of a network.
+
+    Args:
+        network: Its `Qwen3Config`.
+        target: The target it drafts for.
+        target_layer_ids: 0-based target layers whose outputs are the context.
+        mask_token_id: Fills the positions to draft.
+        block_size: Anchor and drafted positions.
+
+    Returns:
+        A config that `read_facts` reads.
+    """
+    return {
+        "architectures": ["TreeFlashDraftModel"],
+        "model_type": "qwen3",
+        **{key: getattr(network, key) for key in (*_SIZES, "head_dim", "rms_norm_eps", "attention_bias")},
+        "max_position_embeddings": network.max_position_embeddings,
+        "rope_theta": rope_theta({"rope_parameters": network.rope_parameters}),
+        "rope_parameters": dict(network.rope_parameters),
+        "layer_types": ["full_attention"] * network.num_hidden_layers,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "vocab_size": target.vocab_size,
+        "num_target_layers": target.num_layers,
+        "block_size": block_size,
+        "dflash_config": {"mask_token_id": mask_token_id, "target_layer_ids": list(target_layer_ids)},
+    }
+
+
 def _odd_values(config: Mapping[str, Any]) -> list[str]:
     """Optional keys whose values cannot be used."""
     numbers = (int, float)

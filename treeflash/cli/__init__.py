@@ -7,6 +7,7 @@ import click
 from treeflash import __version__
 from treeflash.cli.generate import generate
 from treeflash.cli.regenerate import regenerate
+from treeflash.cli.train import train
 from treeflash.errors import TreeflashError
 
 
@@ -18,6 +19,7 @@ def commands() -> None:
 
 commands.add_command(generate)
 commands.add_command(regenerate)
+commands.add_command(train)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from treeflash.errors import InputError, UnsupportedTargetError
 from treeflash.target.cache import TreeCache
 from treeflash.target.masks import additive_masks, layer_windows
+from treeflash.target.reading import Reading
 from treeflash.target.taps import decoder_layers, tapped
 from treeflash.target.text import TextCodec
 from treeflash.target_interface import TargetFacts
@@ -37,7 +38,7 @@ class TargetState:
     tap_layers: tuple[int, ...]
 
 
-class HuggingFaceTarget:
+class HuggingFaceTarget(Reading):
     """A model read in trees; it is borrowed, and left as it was after every pass.
 
     Args:
@@ -53,9 +54,10 @@ class HuggingFaceTarget:
     def __init__(self, model: PreTrainedModel, tokenizer: Any = None, *, attention: str = "sdpa") -> None:
         config = model.config.get_text_config(decoder=True)
         self.model = model
+        self.config: Any = config
         self.text = None if tokenizer is None else TextCodec(tokenizer)
         self.attention = attention
-        self.windows = layer_windows(config)
+        self.windows: dict[str, int | None] = layer_windows(config)
         self._parameters = set(inspect.signature(model.forward).parameters)
         self._cache_name = _cache_name(self._parameters)
         self._decoder = model.get_decoder()
@@ -77,7 +79,7 @@ class HuggingFaceTarget:
         self.max_positions: int | None = _max_positions(config)
         self.stop_ids: tuple[int, ...] = _stop_ids(model)
         self._rope_theta = _rope_theta(config)
-        self._layers = decoder_layers(self._decoder, self.num_layers)
+        self.layers = decoder_layers(self._decoder, self.num_layers)
 
     def require_text(self) -> TextCodec:
         """The tokenizer.
@@ -134,32 +136,6 @@ class HuggingFaceTarget:
         seen_cache = among_nodes.new_ones(1, 1, 1).expand(*queries.shape, start)
         visible = torch.cat([seen_cache, among_nodes], dim=2)
         return self._forward(state, token_ids, queries, keys, visible, last_logits=False)
-
-    def plain_forward(self, token_ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
-        """A pass without trees, over rows padded on the left, for throughput.
-
-        Args:
-            token_ids: int64 `[B, n]`.
-            mask: int64 `[B, cached + n]`, 0 for padding.
-            positions: int64 `[B, n]`.
-            cache: A cache of the model's own kind, extended.
-
-        Returns:
-            Logits of the last position, `[B, 1, V]`.
-        """
-        inputs = {
-            "input_ids": token_ids,
-            "attention_mask": mask,
-            "position_ids": positions,
-            self._cache_name: cache,
-            "use_cache": True,
-            "return_dict": True,
-        }
-        if "logits_to_keep" in self._parameters:
-            inputs["logits_to_keep"] = 1
-        with self.borrowed():
-            logits: Tensor = self.model(**inputs).logits
-        return logits[:, -1:]
 
     def digest(self) -> str:
         """A hash that tells models apart: of the names of all weights and a few values of each.
@@ -225,7 +201,7 @@ class HuggingFaceTarget:
         if "logits_to_keep" in self._parameters:
             inputs["logits_to_keep"] = int(last_logits)
         last = self.num_layers - 1
-        layers = [None if layer == last else self._layers[layer] for layer in state.tap_layers]
+        layers = [None if layer == last else self.layers[layer] for layer in state.tap_layers]
         with self.borrowed(), tapped(self._decoder, layers) as outputs:
             logits = self.model(**inputs).logits
         taps = torch.cat(outputs, dim=-1) if outputs else None

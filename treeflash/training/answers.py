@@ -8,14 +8,14 @@ goes on with the first that is missing.
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import attrs
 
-from treeflash.errors import InputError, bullet_list
+from treeflash.errors import InputError
+from treeflash.training.folders import begin, read_manifest, write_atomically
 
 MANIFEST = "dataset.json"
 _PATTERN = "answers-*.jsonl"
@@ -59,30 +59,6 @@ def split_of(key: str, heldout: float) -> Split:
     return "heldout" if int(key[:8], 16) < heldout * 2**32 else "train"
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a file beside its place and renames it.
-
-    Args:
-        path: Where it goes.
-        text: What it holds.
-
-    Raises:
-        InputError: When the disk does not take it; nothing is left half-written.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise InputError(
-            f"{path}: cannot be written ({error.strerror}); what was written before is whole"
-        ) from None
-
-
 @attrs.frozen
 class AnswerStore:
     """A data directory.
@@ -102,22 +78,7 @@ class AnswerStore:
         Raises:
             InputError: When it was begun with other settings, or cannot be written.
         """
-        path = self.folder / MANIFEST
-        if path.is_file():
-            before = self.manifest()
-            faults = [
-                f"{key}: expected {before.get(key)!r} as before, found {manifest.get(key)!r}"
-                for key in sorted({*before, *manifest})
-                if before.get(key) != manifest.get(key)
-            ]
-            if faults:
-                raise InputError(bullet_list(f"{self.folder} was begun with other settings", faults))
-            return
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{self.folder}: cannot be made ({error.strerror})") from None
-        write_atomically(path, json.dumps(manifest, indent=1) + "\n")
+        begin(self.folder, MANIFEST, manifest)
 
     def manifest(self) -> dict[str, Any]:
         """What the answers were made with.
@@ -125,16 +86,7 @@ class AnswerStore:
         Raises:
             InputError: When the folder holds no answers.
         """
-        path = self.folder / MANIFEST
-        try:
-            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except OSError:
-            raise InputError(
-                f"{self.folder}: expected a folder made by treeflash regenerate, found no {MANIFEST}"
-            ) from None
-        except ValueError as error:
-            raise InputError(f"{path}: not valid JSON ({error})") from None
-        return found
+        return read_manifest(self.folder, MANIFEST, "a folder made by treeflash regenerate")
 
     def has(self, batch: int) -> bool:
         """Whether a batch is written."""

@@ -3,9 +3,10 @@
 Source: DFlash (arXiv:2602.06036). Tensor names are those of its public checkpoints.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
+import attrs
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -17,6 +18,21 @@ def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions: `states` `[B, heads, n, d]`, `cos` and `sin` `[B, n, d]`."""
     low, high = states.chunk(2, dim=-1)
     return states * cos[:, None] + torch.cat([-high, low], dim=-1) * sin[:, None]
+
+
+@attrs.frozen(eq=False)
+class Piece:
+    """Slots of a row of blocks whose attention is computed together, as training does.
+
+    Attributes:
+        slots: Which, in the row of slots; they see each other, if at all.
+        context: Which of the text's positions they see, if at all.
+        visible: bool `[slots, context + slots]`: whom each slot sees.
+    """
+
+    slots: slice
+    context: slice
+    visible: Tensor
 
 
 class Attention(nn.Module):
@@ -49,20 +65,41 @@ class Attention(nn.Module):
         values = self._heads(self.v_proj(states)).transpose(1, 2)
         return _rotate(keys, cos, sin), values
 
-    def forward(
+    def forward(self, block: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Attention of the block, `[B, n, D]`, over all of `keys` and `values`."""
+        mixed = functional.scaled_dot_product_attention(
+            self._queries(block, cos, sin), keys, values, enable_gqa=True
+        )
+        return self._output(mixed)
+
+    def of_pieces(
         self,
-        block: Tensor,
-        keys: Tensor,
-        values: Tensor,
+        slots: Tensor,
+        before: tuple[Tensor, Tensor],
+        within: tuple[Tensor, Tensor],
         cos: Tensor,
         sin: Tensor,
-        visible: Tensor | None = None,
+        pieces: Sequence[Piece],
     ) -> Tensor:
-        """Attention of the block, `[B, n, D]`, over all of `keys` and `values`, or those `visible`."""
-        queries = _rotate(self.q_norm(self._heads(self.q_proj(block))).transpose(1, 2), cos, sin)
-        mixed = functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=visible, enable_gqa=True
-        )
+        """Attention of many blocks' slots, `[1, m, D]`, over keys and values of context and slots."""
+        queries = self._queries(slots, cos, sin)
+        mixed = []
+        for piece in pieces:
+            keys, values = (
+                torch.cat([old[:, :, piece.context], new[:, :, piece.slots]], dim=2)
+                for old, new in zip(before, within, strict=True)
+            )
+            mixed.append(
+                functional.scaled_dot_product_attention(
+                    queries[:, :, piece.slots], keys, values, attn_mask=piece.visible, enable_gqa=True
+                )
+            )
+        return self._output(torch.cat(mixed, dim=2))
+
+    def _queries(self, block: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return _rotate(self.q_norm(self._heads(self.q_proj(block))).transpose(1, 2), cos, sin)
+
+    def _output(self, mixed: Tensor) -> Tensor:
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return out
 
@@ -116,6 +153,19 @@ class DFlashNetwork(nn.Module):
         self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Gives the weights their first values: norms 1, biases 0, all others small and random.
+
+        Args:
+            generator: Of the draws, on the CPU.
+        """
+        for name, weight in self.named_parameters():
+            with torch.no_grad():
+                if weight.ndim == 1:
+                    weight.fill_(0.0 if name.endswith("bias") else 1.0)
+                else:
+                    weight.copy_(torch.empty(weight.shape).normal_(std=0.02, generator=generator))
 
     def positions(self, like: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines `[1, n, d]` of the positions from `start` on, for `like` `[B, n, D]`."""
@@ -171,7 +221,12 @@ class DFlashNetwork(nn.Module):
         return states, self.norm(states)
 
     def forward_blocks(
-        self, blocks: Tensor, taps: Tensor, positions: Tensor, context_positions: Tensor, visible: Tensor
+        self,
+        blocks: Tensor,
+        taps: Tensor,
+        positions: Tensor,
+        context_positions: Tensor,
+        pieces: Sequence[Piece],
     ) -> tuple[Tensor, Tensor]:
         """Drafts many blocks of one row of text at once, as training does; nothing is cached.
 
@@ -180,20 +235,19 @@ class DFlashNetwork(nn.Module):
             taps: `[1, S, L * D]`, the target's tapped states along the text.
             positions: int64 `[1, m]`, of the slots.
             context_positions: int64 `[1, S]`, of the text.
-            visible: bool `[m, S + m]`: which context and slots each slot sees.
+            pieces: Which context and slots each slot sees; they cover the slots in order.
 
         Returns:
             Hidden states before and behind the final norm, `[1, m, D]` each.
         """
         rotary = self.prepare_rotary()
         context = self.hidden_norm(self.fc(taps))
-        of_context, of_blocks = rotary(context, context_positions), rotary(blocks, positions)
+        of_context, (cos, sin) = rotary(context, context_positions), rotary(blocks, positions)
         states = blocks
         for layer in cast(list[Layer], self.layers):
             normed = layer.input_layernorm(states)
             before = layer.self_attn.keys_values(context, *of_context)
-            within = layer.self_attn.keys_values(normed, *of_blocks)
-            keys, values = (torch.cat(pair, dim=2) for pair in zip(before, within, strict=True))
-            states = states + layer.self_attn(normed, keys, values, *of_blocks, visible)
+            within = layer.self_attn.keys_values(normed, cos, sin)
+            states = states + layer.self_attn.of_pieces(normed, before, within, cos, sin, pieces)
             states = states + layer.mlp(layer.post_attention_layernorm(states))
         return states, self.norm(states)

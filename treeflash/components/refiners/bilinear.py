@@ -1,5 +1,6 @@
 """A refiner that corrects logits, not hidden states: a low-rank score of each pair of tokens."""
 
+from collections.abc import Callable
 from typing import ClassVar, Self
 
 import attrs
@@ -8,7 +9,12 @@ from attrs.validators import ge
 from torch import Tensor, nn
 
 from treeflash.checkpoints.reader import Checkpoint
-from treeflash.components.refiners.trained import TrainedRefiner
+from treeflash.components.refiners.trained import (
+    Lesson,
+    RefinerTrainingOptions,
+    TrainedRefiner,
+    reset_weights,
+)
 from treeflash.interfaces import BuildContext
 from treeflash.target_interface import Target
 from treeflash.types import BlockDraft
@@ -28,7 +34,16 @@ class BilinearNetwork(nn.Module):
         self.predecessor = nn.Embedding(vocabulary, rank)
         self.projection = nn.Linear(hidden, rank)
         self.successor = nn.Embedding(vocabulary, rank)
-        nn.init.zeros_(self.successor.weight)
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Gives the weights their first values.
+
+        The score is zero at first. The projection starts at one, whatever the hidden state: so the first
+        thing learned is which token follows which.
+        """
+        reset_weights(self, generator, zero="successor.weight")
+        with torch.no_grad():
+            self.projection.bias.fill_(1.0)
 
 
 @attrs.frozen
@@ -45,6 +60,17 @@ class BilinearOptions:
     candidates: int = attrs.field(default=64, validator=ge(1))
 
 
+@attrs.frozen
+class BilinearTrainingOptions(RefinerTrainingOptions):
+    """What a training recipe says of the refiner.
+
+    Attributes:
+        rank: Numbers per token.
+    """
+
+    rank: int = attrs.field(default=64, validator=ge(1))
+
+
 @attrs.define(eq=False)
 class Bilinear(TrainedRefiner):
     """Adds `<predecessor[y] * projection(normed), successor[v]>` to the marginal logit of `v`.
@@ -57,6 +83,7 @@ class Bilinear(TrainedRefiner):
     """
 
     Options: ClassVar[type | None] = BilinearOptions
+    TrainingOptions: ClassVar[type] = BilinearTrainingOptions
     layout: ClassVar[str] = "bilinear"
 
     candidates: int = 64
@@ -74,6 +101,32 @@ class Bilinear(TrainedRefiner):
         table = checkpoint.refiner.get("predecessor.weight")
         rank = table.shape[-1] if table is not None and table.shape else 1
         return BilinearNetwork(target.hidden_size, target.vocab_size, rank)
+
+    @classmethod
+    def fresh_network(
+        cls, options: BilinearTrainingOptions, target: Target, intermediate_size: int
+    ) -> nn.Module:
+        """Takes the rank from the options."""
+        return BilinearNetwork(target.hidden_size, target.vocab_size, options.rank)
+
+    def lesson(
+        self,
+        hidden: Tensor,
+        normed: Tensor,
+        previous: Tensor,
+        embed: Callable[[Tensor], Tensor],
+        norm: Callable[[Tensor], Tensor],
+        columns: Tensor | None,
+    ) -> Lesson:
+        """Adds the score of each token to the backbone's own logits."""
+        network = self.network
+        queries = network.predecessor(previous[:, 0]) * network.projection(normed)
+        table = network.successor.weight if columns is None else network.successor(columns)
+
+        def logits(head: Callable[[Tensor], Tensor], own: Tensor, query: Tensor, table: Tensor) -> Tensor:
+            return head(own) + query @ table.T
+
+        return Lesson((normed, queries), (table,), logits)
 
     def children(self, draft: BlockDraft, slots: Tensor, previous: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Scores the candidates anew."""

@@ -1,12 +1,13 @@
 """The ablation of the SwiGLU refiner: one linear map in its place."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
+import torch
 from torch import Tensor, nn
 
 from treeflash.checkpoints.reader import Checkpoint
-from treeflash.components.refiners.trained import HiddenRefiner, per_source
+from treeflash.components.refiners.trained import HiddenRefiner, per_source, reset_weights
 from treeflash.target_interface import Target
 
 _NORM_EPS = 1e-6
@@ -23,7 +24,10 @@ class LinearNetwork(nn.Module):
         super().__init__()
         self.norm = nn.RMSNorm(hidden, eps=_NORM_EPS)
         self.linear = nn.Linear(2 * hidden, hidden, bias=False)
-        nn.init.zeros_(self.linear.weight)
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Gives the weights their first values; the map adds nothing at first."""
+        reset_weights(self, generator, zero="linear.weight")
 
 
 @attrs.define(eq=False)
@@ -37,7 +41,12 @@ class Linear(HiddenRefiner):
         """Has no size of its own."""
         return LinearNetwork(target.hidden_size)
 
-    def correction(self, embedded: Tensor, normed: Tensor, slots: Tensor) -> Tensor:
+    @classmethod
+    def fresh_network(cls, options: Any, target: Target, intermediate_size: int) -> nn.Module:
+        """Has no size of its own."""
+        return LinearNetwork(target.hidden_size)
+
+    def correction(self, embedded: Tensor, normed: Tensor, slots: Tensor | slice) -> Tensor:
         """Applies the map."""
         network = self.network
         return per_source(network.linear.weight, network.norm(embedded), normed, slots)

@@ -1,13 +1,14 @@
 """TreeFlash's refiner: a SwiGLU layer that sees the previous token."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from treeflash.checkpoints.reader import Checkpoint
-from treeflash.components.refiners.trained import HiddenRefiner, per_source
+from treeflash.components.refiners.trained import HiddenRefiner, per_source, reset_weights
 from treeflash.target_interface import Target
 
 _NORM_EPS = 1e-6
@@ -27,7 +28,10 @@ class SwiGluNetwork(nn.Module):
         self.norm = nn.RMSNorm(hidden, eps=_NORM_EPS)
         self.ug = nn.Linear((history + 1) * hidden, 2 * intermediate)
         self.d = nn.Linear(intermediate, hidden, bias=False)
-        nn.init.zeros_(self.d.weight)
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Gives the weights their first values; the layer adds nothing at first."""
+        reset_weights(self, generator, zero="d.weight")
 
 
 @attrs.define(eq=False)
@@ -44,7 +48,12 @@ class SwiGlu(HiddenRefiner):
         """Takes the width from the config's `intermediate_size`."""
         return SwiGluNetwork(target.hidden_size, checkpoint.config["intermediate_size"], cls.history)
 
-    def correction(self, embedded: Tensor, normed: Tensor, slots: Tensor) -> Tensor:
+    @classmethod
+    def fresh_network(cls, options: Any, target: Target, intermediate_size: int) -> nn.Module:
+        """Is as wide as the drafter's own layers, since a config has one width for both."""
+        return SwiGluNetwork(target.hidden_size, intermediate_size, cls.history)
+
+    def correction(self, embedded: Tensor, normed: Tensor, slots: Tensor | slice) -> Tensor:
         """Runs the layer."""
         network = self.network
         both = per_source(network.ug.weight, network.norm(embedded), normed, slots) + network.ug.bias

@@ -1,12 +1,14 @@
 """What refiners with weights share: where the weights come from, and what they correct."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import attrs
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from treeflash.checkpoints.dflash_layout import open_for
 from treeflash.checkpoints.reader import Checkpoint, weight_misfits
@@ -27,6 +29,33 @@ class RefinerOptions:
     checkpoint: str | None = None
 
 
+@attrs.frozen
+class RefinerTrainingOptions:
+    """What a training recipe says of a refiner.
+
+    Attributes:
+        checkpoint: Folder or hub name of a checkpoint to start from; from zero when not given, so that the
+            drafter decodes as its backbone alone.
+    """
+
+    checkpoint: str | None = None
+
+
+@attrs.frozen(eq=False)
+class Lesson:
+    """Contexts whose distributions are compared with the target's, a few rows of logits at a time.
+
+    Attributes:
+        rows: `[R, ...]` each: what a row's logits are made of.
+        tables: What all rows' logits are made of, beside the output head.
+        logits: From the head, as many rows of each of `rows`, and all of `tables`, to logits `[r, V']`.
+    """
+
+    rows: tuple[Tensor, ...]
+    tables: tuple[Tensor, ...]
+    logits: Callable[..., Tensor]
+
+
 @attrs.define(eq=False)
 class TrainedRefiner(Refiner):
     """A refiner with weights.
@@ -34,9 +63,11 @@ class TrainedRefiner(Refiner):
     Attributes:
         network: The weights, named as in the checkpoint behind `ar_approximation.`.
         layout: The name a checkpoint's config gives this kind of refiner.
+        TrainingOptions: The frozen attrs class of the keys a training recipe may give.
     """
 
     Options: ClassVar[type | None] = RefinerOptions
+    TrainingOptions: ClassVar[type] = RefinerTrainingOptions
     layout: ClassVar[str]
 
     network: Any
@@ -53,6 +84,62 @@ class TrainedRefiner(Refiner):
         Returns:
             The module, its values to be filled in.
         """
+
+    @classmethod
+    @abstractmethod
+    def fresh_network(cls, options: Any, target: Target, intermediate_size: int) -> nn.Module:
+        """Sizes a network that is to be trained.
+
+        Args:
+            options: An instance of `TrainingOptions`.
+            target: The target.
+            intermediate_size: Width of the drafter's SwiGLU layers.
+
+        Returns:
+            The module, with a method `reset(generator)` that gives its weights their first values.
+        """
+
+    @abstractmethod
+    def lesson(
+        self,
+        hidden: Tensor,
+        normed: Tensor,
+        previous: Tensor,
+        embed: Callable[[Tensor], Tensor],
+        norm: Callable[[Tensor], Tensor],
+        columns: Tensor | None,
+    ) -> Lesson:
+        """Prepares some contexts for training.
+
+        Args:
+            hidden: The backbone's states before its final norm, `[R, D]`.
+            normed: Behind it, `[R, D]`.
+            previous: int64 `[R, history]`: the tokens before.
+            embed: int64 `[...]` to `[..., D]`.
+            norm: The backbone's final norm.
+            columns: int64 `[V']`: the tokens that are scored; None for all.
+
+        Returns:
+            The rows, with gradients.
+        """
+
+    @classmethod
+    def fresh(cls, options: Any, target: Target, intermediate_size: int, generator: torch.Generator) -> Self:
+        """Makes a refiner that changes nothing yet.
+
+        Args:
+            options: An instance of `TrainingOptions`.
+            target: The target.
+            intermediate_size: Width of the drafter's SwiGLU layers.
+            generator: Of its first weights, on the CPU.
+
+        Returns:
+            The refiner, in float32 on the target's device.
+        """
+        with torch.device("meta"):
+            network: Any = cls.fresh_network(options, target, intermediate_size)
+        network.to_empty(device=target.device).float().reset(generator)
+        return cls(network)
 
     @classmethod
     def from_options(cls, options: Any, context: BuildContext) -> Self:
@@ -107,21 +194,34 @@ class HiddenRefiner(TrainedRefiner):
         corrected = draft.hidden[:, slots] + self.correction(embedded, draft.normed, slots)
         return draft.head.top_k(draft.head.norm(corrected), k)
 
+    def lesson(
+        self,
+        hidden: Tensor,
+        normed: Tensor,
+        previous: Tensor,
+        embed: Callable[[Tensor], Tensor],
+        norm: Callable[[Tensor], Tensor],
+        columns: Tensor | None,
+    ) -> Lesson:
+        """Corrects the hidden states; the head does the rest."""
+        change = self.correction(embed(previous)[None], normed[None], slice(None))[0]
+        return Lesson((norm(hidden + change),), (), lambda head, corrected: head(corrected))
+
     @abstractmethod
-    def correction(self, embedded: Tensor, normed: Tensor, slots: Tensor) -> Tensor:
+    def correction(self, embedded: Tensor, normed: Tensor, slots: Tensor | slice) -> Tensor:
         """What to add to the hidden states.
 
         Args:
             embedded: Embeddings of the tokens before, `[B, F, history, D]`.
             normed: The draft's hidden states behind the final norm, `[B, P, D]`.
-            slots: int64 `[F]`: which of them each context is about.
+            slots: int64 `[F]`, or a slice of F: which of them each context is about.
 
         Returns:
             `[B, F, D]`.
         """
 
 
-def per_source(weight: Tensor, embedded: Tensor, normed: Tensor, slots: Tensor) -> Tensor:
+def per_source(weight: Tensor, embedded: Tensor, normed: Tensor, slots: Tensor | slice) -> Tensor:
     """A product with the concatenation of embeddings and a hidden state, without concatenating.
 
     The half of the hidden states is computed once per position, however many contexts share it.
@@ -130,12 +230,28 @@ def per_source(weight: Tensor, embedded: Tensor, normed: Tensor, slots: Tensor) 
         weight: `[out, (history + 1) * D]`, the embeddings' columns first.
         embedded: `[B, F, history, D]`.
         normed: `[B, P, D]`.
-        slots: int64 `[F]`.
+        slots: int64 `[F]`, or a slice of F.
 
     Returns:
         `[B, F, out]`.
     """
     width = embedded.shape[-2] * embedded.shape[-1]
-    of_tokens = embedded.flatten(-2) @ weight[:, :width].T
-    of_hidden = normed @ weight[:, width:].T
+    of_tokens = functional.linear(embedded.flatten(-2), weight[:, :width])
+    of_hidden = functional.linear(normed, weight[:, width:])
     return of_tokens + of_hidden[:, slots]
+
+
+def reset_weights(network: nn.Module, generator: torch.Generator, *, zero: str) -> None:
+    """Gives a refiner's weights their first values.
+
+    Args:
+        network: The weights.
+        generator: Of the draws, on the CPU.
+        zero: The tensor that starts at zero, so that nothing is changed at first.
+    """
+    for name, weight in network.named_parameters():
+        with torch.no_grad():
+            if name == zero or weight.ndim == 1:
+                weight.fill_(1.0 if name == "norm.weight" else 0.0)
+            else:
+                weight.copy_(torch.empty(weight.shape).normal_(std=0.02, generator=generator))

@@ -1,0 +1,43 @@
+"""Writing a drafter's checkpoint: config and weights, in the DFlash or TreeFlash layout."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from treeflash.checkpoints.reader import REFINER_PREFIX
+from treeflash.errors import CheckpointError
+
+
+def write_checkpoint(
+    folder: Path,
+    config: Mapping[str, Any],
+    backbone: nn.Module,
+    refiner: nn.Module | None,
+    dtype: torch.dtype,
+) -> None:
+    """Writes `config.json` and `model.safetensors`.
+
+    Args:
+        folder: Where to.
+        config: The config.
+        backbone: Its weights keep their names.
+        refiner: Its weights get their prefix; None without one.
+        dtype: Weights are stored in it.
+
+    Raises:
+        CheckpointError: When the disk does not take it.
+    """
+    weights = {name: tensor for name, tensor in backbone.state_dict().items()}
+    if refiner is not None:
+        weights |= {f"{REFINER_PREFIX}{name}": tensor for name, tensor in refiner.state_dict().items()}
+    stored = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in weights.items()}
+    try:
+        save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be written ({error.strerror})") from None

@@ -1,0 +1,1 @@
+"""Built-in trainables: how the built-in drafters and refiners are trained."""

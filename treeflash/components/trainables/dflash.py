@@ -1,0 +1,262 @@
+"""Training of block drafters and the refiners behind them.
+
+Source: DFlash (blocks, position weights) and TreeFlash (the refined distribution beside the backbone's own).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import attrs
+import torch
+from attrs.validators import ge, in_, optional
+from torch import Tensor, nn
+
+from treeflash.checkpoints.writing import write_checkpoint
+from treeflash.components.drafters.dflash_network import DFlashNetwork
+from treeflash.components.refiners.trained import Lesson, TrainedRefiner
+from treeflash.components.trainables.blocks import Blocks, draw_anchors, position_weights
+from treeflash.components.trainables.comparison import Answers, Comparison, measure
+from treeflash.components.trainables.dflash_start import DFlashSizes, start_network
+from treeflash.components.trainables.on_policy import own_contexts
+from treeflash.errors import CompositionError
+from treeflash.packed_text import PackedText, ReadText
+from treeflash.trainable import Simulation, Task, Trainable, TrainContext, TrainingTarget
+from treeflash.types import BlockDraft, DraftHead
+
+TEXT, TREE = "text", "tree"
+
+
+@attrs.frozen
+class DFlashTrainingOptions(DFlashSizes):
+    """What a training recipe says of the drafter.
+
+    Attributes:
+        frozen: Keep the backbone as it is and train the refiner alone.
+        anchors: Blocks drawn in each text, each time it is read.
+        decay: Of the position weights `exp(-(k - 1) / decay)`; 0 counts all slots alike. When not given,
+            7, 5 or 4 for blocks of 16, 10 or 8, and half the block otherwise.
+        backbone_weight: What the backbone's own loss counts beside the refined one.
+        previous: Tokens a refiner is taught behind: those of the "text" (teacher forcing), or those of the
+            drafter's own "tree" (on-policy).
+        tree_budget: Nodes of such a tree.
+    """
+
+    frozen: bool = False
+    anchors: int = attrs.field(default=64, validator=ge(1))
+    decay: float | None = attrs.field(default=None, validator=optional(ge(0)))
+    backbone_weight: float = attrs.field(default=1.0, validator=ge(0))
+    previous: str = attrs.field(default=TEXT, validator=in_((TEXT, TREE)))
+    tree_budget: int = attrs.field(default=15, validator=ge(1))
+
+
+@attrs.frozen(eq=False)
+class Questions:
+    """Blocks along a row.
+
+    Attributes:
+        blocks: Where.
+        weights: float32 `[A, P]`: what each drafted slot counts, 0 without a label.
+    """
+
+    blocks: Blocks
+    weights: Tensor
+
+
+class DFlashTrainable(Trainable):
+    """A block drafter and, behind it, a refiner that has weights.
+
+    Args:
+        network: The backbone.
+        config: What its checkpoint's config says.
+        refiner: The refiner; None trains the backbone alone.
+        target: The target.
+        comparison: The loss.
+        options: How to train.
+    """
+
+    Options = DFlashTrainingOptions
+    trains_refiners = True
+
+    def __init__(
+        self,
+        network: DFlashNetwork,
+        config: Mapping[str, Any],
+        refiner: TrainedRefiner | None,
+        target: TrainingTarget,
+        comparison: Comparison,
+        options: DFlashTrainingOptions,
+    ) -> None:
+        super().__init__()
+        self.network = network.requires_grad_(not options.frozen)
+        self.refiner = refiner
+        self.refiner_network: nn.Module | None = None if refiner is None else refiner.network
+        self.config, self.target, self.comparison, self.options = config, target, comparison, options
+        self.tap_layers = tuple(config["dflash_config"]["target_layer_ids"])
+        self.block_size: int = config["block_size"]
+        self.mask_token_id: int = config["dflash_config"]["mask_token_id"]
+        if refiner is not None:
+            refiner.network.requires_grad_(True)
+
+    @classmethod
+    def from_options(cls, options: DFlashTrainingOptions, context: TrainContext) -> Self:
+        """Builds the backbone, from wherever it starts, and the refiner."""
+        target, kind = context.target, context.refiner
+        if kind is not None and not issubclass(kind, TrainedRefiner):
+            kind = None  # one without weights is as good as none
+        if options.frozen and options.checkpoint is None:
+            raise CompositionError("drafter.frozen: expected a drafter.checkpoint to keep, found none")
+        if options.frozen and kind is None:
+            raise CompositionError(
+                "nothing is left to train: the backbone is frozen, and the recipe has no refiner with weights"
+            )
+        network, config = start_network(options, target, context.locate, context.generator)
+        refiner = None
+        if kind is not None:
+            taught = context.refiner_options
+            if taught.checkpoint is None:
+                refiner = kind.fresh(taught, target, config["intermediate_size"], context.generator)
+            else:
+                refiner = kind.from_checkpoint(context.locate(taught.checkpoint), target)
+                refiner.network.float()
+        comparison = Comparison.make(context.loss, target, context.columns, context.dtype)
+        return cls(network, config, refiner, target, comparison, options)
+
+    def ask(self, text: PackedText, generators: Sequence[torch.Generator]) -> Task:
+        """Draws anchors; each opens a block."""
+        blocks = Blocks(draw_anchors(text, self.options.anchors, generators), self.block_size)
+        decay = _decay(self.options.decay, self.block_size)
+        labelled = blocks.has_label(text)
+        weights = position_weights(self.block_size - 1, decay).to(labelled.device) * labelled
+        return Task(Questions(blocks, weights), float(weights.sum()), int(labelled.sum()))
+
+    def forward(self, task: Task, read: ReadText) -> Tensor:
+        """Drafts the blocks as inference would and compares with the target."""
+        questions: Questions = task.questions
+        hidden, normed = self._draft(read, questions.blocks)
+        rows = questions.blocks.rows(read.text)
+        picked = questions.weights.flatten().nonzero()[:, 0]
+        answers = Answers(
+            wanted=read.normed[rows[:, :-1]].flatten(0, 1)[picked],
+            labels=read.text.token_ids[rows[:, 1:]].flatten()[picked],
+            weights=questions.weights.flatten()[picked],
+        )
+        own_weight = 0.0 if self.options.frozen else self.options.backbone_weight
+        own = normed.flatten(0, 1)[picked]
+        if self.refiner is None:
+            return self.comparison.total(answers, None, own, 1.0)
+        counted = own if own_weight else None
+        if self.options.previous == TREE:
+            refined = self._on_policy(read, questions, hidden, normed)
+            return (
+                refined + self.comparison.total(answers, None, counted, own_weight) if own_weight else refined
+            )
+        previous = self._histories(read.text, rows).flatten(0, 1)[picked]
+        lesson = self._lesson(hidden.flatten(0, 1)[picked], own, previous, self.comparison.columns)
+        return self.comparison.total(answers, lesson, counted, own_weight)
+
+    @torch.no_grad()
+    def simulate(self, task: Task, read: ReadText) -> Mapping[str, Simulation]:
+        """Looks at the backbone's own distributions and, by teacher forcing, at the refined ones."""
+        questions: Questions = task.questions
+        hidden, normed = (part.flatten(0, 1) for part in self._draft(read, questions.blocks))
+        rows = questions.blocks.rows(read.text)
+        lessons = {"backbone": Lesson((normed,), (), lambda head, own: head(own))}
+        if self.refiner is not None:
+            previous = self._histories(read.text, rows).flatten(0, 1)
+            lessons["refined"] = self._lesson(hidden, normed, previous, None)
+        return measure(
+            self.target,
+            self.target.head(None, self.target.dtype),
+            read.normed[rows[:, :-1]].flatten(0, 1),
+            read.text.token_ids[rows[:, 1:]].flatten(),
+            lessons,
+            questions.blocks.has_label(read.text),
+        )
+
+    def write(self, folder: Path) -> Mapping[str, Mapping[str, Any]]:
+        """Writes the DFlash layout, or with a refiner the TreeFlash layout."""
+        config = dict(self.config)
+        refiner = self.refiner
+        if refiner is not None:
+            config["treeflash_config"] = {"ar_approximation": refiner.layout}
+        config["dtype"] = str(self.target.dtype).removeprefix("torch.")
+        write_checkpoint(
+            folder, config, self.network, None if refiner is None else refiner.network, self.target.dtype
+        )
+        layout = "none" if refiner is None else refiner.layout
+        return {
+            "drafter": {"use": "dflash", "checkpoint": "."},
+            "builder": {"use": "marginal" if refiner is None else "top-m"},
+            "refiner": {"use": layout},
+        }
+
+    def _draft(self, read: ReadText, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        """States of the drafted slots before and behind the final norm, `[A, P, D]` each."""
+        text, size = read.text, blocks.block_size
+        anchors = text.token_ids[blocks.anchors][:, None]
+        slots = torch.cat([anchors, anchors.new_full((len(anchors), size - 1), self.mask_token_id)], dim=1)
+        hidden, normed = self.network.forward_blocks(
+            self._embed(slots).flatten(0, 1)[None],
+            read.taps[None].float(),
+            blocks.positions(text).flatten()[None],
+            text.positions[None],
+            blocks.pieces(text),
+        )
+        # Slot k predicts the token at slot k; slot 0 is the anchor itself.
+        hidden, normed = (states[0].view(-1, size, states.shape[-1])[:, 1:] for states in (hidden, normed))
+        return hidden, normed
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        return self.target.embed(token_ids).detach().float()
+
+    def _lesson(self, hidden: Tensor, normed: Tensor, previous: Tensor, columns: Tensor | None) -> Lesson:
+        assert self.refiner is not None, "asked for with a refiner alone"
+        return self.refiner.lesson(hidden, normed, previous, self._embed, self.network.norm, columns)
+
+    def _histories(self, text: PackedText, rows: Tensor) -> Tensor:
+        """The true tokens before each drafted slot, int64 `[A, P, history]`, the older first."""
+        assert self.refiner is not None, "asked for with a refiner alone"
+        previous = text.token_ids[rows[:, :-1]]
+        if self.refiner.history == 1:
+            return previous[..., None]
+        # A block's anchor has a token before it: a text begins with its prompt.
+        older = text.token_ids[(rows[:, :-1] - 1).clamp(min=0)]
+        return torch.stack([older, previous], dim=-1)
+
+    def _on_policy(self, read: ReadText, questions: Questions, hidden: Tensor, normed: Tensor) -> Tensor:
+        """The refined loss over contexts from the drafter's own trees."""
+        assert self.refiner is not None, "asked for with a refiner alone"
+        text, anchors = read.text, questions.blocks.anchors
+        before = text.token_ids[(anchors - 1).clamp(min=0)]
+        draft = BlockDraft(
+            recent=torch.stack([before, text.token_ids[anchors]], dim=1),
+            hidden=hidden.detach(),
+            normed=normed.detach(),
+            head=DraftHead(
+                embed=self._embed,
+                norm=self.network.norm,
+                project=self._full_head(),
+                vocab_size=self.target.vocab_size,
+            ),
+        )
+        nodes = own_contexts(self.target, self.refiner, draft, text, anchors, self.options.tree_budget)
+        # Past the end of its text a block counts for nothing.
+        slot_weights = questions.weights[nodes.block, nodes.slot]
+        answers = Answers(nodes.wanted, nodes.previous[:, -1], slot_weights * nodes.weight)
+        lesson = self._lesson(
+            hidden[nodes.block, nodes.slot],
+            normed[nodes.block, nodes.slot],
+            nodes.previous,
+            self.comparison.columns,
+        )
+        return self.comparison.total(answers, lesson, None, 0.0, from_target=True)
+
+    def _full_head(self) -> Callable[[Tensor], Tensor]:
+        return self.target.head(None, self.target.dtype)
+
+
+def _decay(decay: float | None, block_size: int) -> float | None:
+    if decay is None:
+        return {16: 7.0, 10: 5.0, 8: 4.0}.get(block_size, block_size / 2)
+    return decay or None

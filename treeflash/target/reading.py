@@ -1,0 +1,93 @@
+"""What a Hugging Face target does for training: batches without trees, texts without a cache, labels."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from treeflash.target.masks import additive_masks
+from treeflash.target.taps import tapped
+
+
+class Reading:
+    """Passes that decoding has no use for; a part of `HuggingFaceTarget`."""
+
+    model: PreTrainedModel
+    config: Any
+    layers: Any
+    device: torch.device
+    dtype: torch.dtype
+    vocab_size: int
+    num_layers: int
+    windows: dict[str, int | None]
+    borrowed: Callable[[], AbstractContextManager[None]]
+    _parameters: set[str]
+    _cache_name: str
+    _decoder: Any
+
+    def plain_forward(self, token_ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
+        """A pass without trees, over rows padded on the left, for throughput.
+
+        Args:
+            token_ids: int64 `[B, n]`.
+            mask: int64 `[B, cached + n]`, 0 for padding.
+            positions: int64 `[B, n]`.
+            cache: A cache of the model's own kind, extended.
+
+        Returns:
+            Logits of the last position, `[B, 1, V]`.
+        """
+        inputs = {
+            "input_ids": token_ids,
+            "attention_mask": mask,
+            "position_ids": positions,
+            self._cache_name: cache,
+            "use_cache": True,
+            "return_dict": True,
+        }
+        if "logits_to_keep" in self._parameters:
+            inputs["logits_to_keep"] = 1
+        with self.borrowed():
+            logits: Tensor = self.model(**inputs).logits
+        return logits[:, -1:]
+
+    @torch.no_grad()
+    def read(
+        self, token_ids: Tensor, positions: Tensor, visible: Tensor, tap_layers: Sequence[int]
+    ) -> Tensor:
+        """Reads tokens in one pass without a cache (see `TrainingTarget.read`)."""
+        where = positions[None]
+        inputs: dict[str, Any] = {
+            "input_ids": token_ids[None],
+            "position_ids": where,
+            "attention_mask": additive_masks(self.windows, visible[None], where, where, self.dtype),
+            "use_cache": False,
+            "return_dict": True,
+        }
+        if "logits_to_keep" in self._parameters:
+            inputs["logits_to_keep"] = 1
+        last = self.num_layers - 1
+        layers = [None if layer == last else self.layers[layer] for layer in tap_layers]
+        with self.borrowed(), tapped(self._decoder, layers) as outputs:
+            self.model(**inputs)
+        return torch.cat(outputs, dim=-1)[0]
+
+    def head(self, columns: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+        """The output head over some tokens (see `TrainingTarget.head`)."""
+        head = self.model.get_output_embeddings()
+        kept = slice(self.vocab_size) if columns is None else columns.to(self.device)
+        weight = head.weight.detach()[kept].to(dtype)
+        bias = None if getattr(head, "bias", None) is None else head.bias.detach()[kept].to(dtype)
+        return lambda normed: functional.linear(normed.to(dtype), weight, bias)
+
+    def finish(self, logits: Tensor) -> Tensor:
+        """Scales or caps logits as the family does (see `TrainingTarget.finish`)."""
+        config = self.config
+        logits = logits * (getattr(config, "logit_scale", None) or 1.0)
+        logits = logits / (getattr(config, "logits_scaling", None) or 1.0)
+        cap = getattr(config, "final_logit_softcapping", None)
+        return logits if cap is None else torch.tanh(logits / cap) * cap

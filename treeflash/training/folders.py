@@ -1,0 +1,124 @@
+"""Folders that long runs write: begun once, gone on with by the same settings alone, never half-written."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from treeflash.errors import InputError, TreeflashError, bullet_list
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a file beside its place and renames it.
+
+    Args:
+        path: Where it goes.
+        text: What it holds.
+
+    Raises:
+        InputError: When the disk does not take it; nothing is left half-written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise InputError(
+            f"{path}: cannot be written ({error.strerror}); what was written before is whole"
+        ) from None
+
+
+def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
+    """Writes a folder beside its place and renames it, in place of one that is there.
+
+    Args:
+        path: Where it goes.
+        fill: Writes its files into an empty folder.
+
+    Raises:
+        InputError: When the disk does not take it; what was there is left.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    before = path.with_name(f".{path.name}.before")
+    try:
+        for rest in (partial, before):
+            shutil.rmtree(rest, ignore_errors=True)
+        partial.mkdir(parents=True)
+        fill(partial)
+        if path.exists():
+            path.rename(before)
+        partial.rename(path)
+        shutil.rmtree(before, ignore_errors=True)
+    except TreeflashError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    except Exception as error:  # the disk, or safetensors' own way of saying so
+        shutil.rmtree(partial, ignore_errors=True)
+        raise InputError(f"{path}: cannot be written ({error}); what was written before is whole") from None
+
+
+def begin(folder: Path, name: str, manifest: Mapping[str, Any]) -> None:
+    """Begins a folder, or makes sure that one begun before was begun alike.
+
+    Args:
+        folder: The folder.
+        name: Of the file in it that says what it was begun with.
+        manifest: What it is begun with.
+
+    Raises:
+        InputError: When it was begun with other settings, or cannot be written.
+    """
+    path = folder / name
+    if path.is_file():
+        before, now = _flat(read_manifest(folder, name, "a folder of this kind")), _flat(manifest)
+        faults = [
+            f"{key}: expected {before.get(key)!r} as before, found {now.get(key)!r}"
+            for key in sorted({*before, *now})
+            if before.get(key) != now.get(key)
+        ]
+        if faults:
+            raise InputError(bullet_list(f"{folder} was begun with other settings", faults))
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made ({error.strerror})") from None
+    write_atomically(path, json.dumps(manifest, indent=1) + "\n")
+
+
+def read_manifest(folder: Path, name: str, expected: str) -> dict[str, Any]:
+    """Reads what a folder was begun with.
+
+    Args:
+        folder: The folder.
+        name: Of the file.
+        expected: What the folder should be, for the message.
+
+    Raises:
+        InputError: When there is no such file, or it is broken.
+    """
+    path = folder / name
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise InputError(f"{folder}: expected {expected}, found no {name}") from None
+    except ValueError as error:
+        raise InputError(f"{path}: not valid JSON ({error})") from None
+    return found
+
+
+def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Keys of nested tables, dotted."""
+    flat: dict[str, Any] = {}
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
+    return flat

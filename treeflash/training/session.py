@@ -1,0 +1,184 @@
+"""From a training recipe and data directories to a drafter."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from accelerate import Accelerator
+
+from treeflash import __version__
+from treeflash.errors import CompositionError
+from treeflash.places import locate
+from treeflash.plugins import Registry
+from treeflash.recipe import open_target
+from treeflash.trainable import Trainable, TrainContext
+from treeflash.training.corpus import Corpus
+from treeflash.training.draws import weights_generator
+from treeflash.training.folders import begin
+from treeflash.training.measuring import HeldOut
+from treeflash.training.metrics import read_metrics
+from treeflash.training.plots import draw
+from treeflash.training.settings import CACHE
+from treeflash.training.shipping import ship
+from treeflash.training.states import CachedStates, ComputedStates, States, check_labels
+from treeflash.training.trainer import Progress, Trainer
+from treeflash.training.training_recipe import TrainingRecipe
+
+RUN = "run.json"
+STATES = "states.json"
+
+
+@attrs.frozen
+class Listener:
+    """Who is told how a run goes.
+
+    Attributes:
+        say: Called with a sentence now and then.
+        on_states: Called with tokens read and tokens there are, while states are cached.
+        on_progress: Called after each step.
+    """
+
+    say: Callable[[str], None] = lambda sentence: None
+    on_states: Callable[[int, int], None] = lambda done, total: None
+    on_progress: Callable[[Progress], None] = lambda progress: None
+
+
+def train(
+    recipe: TrainingRecipe,
+    registry: Registry,
+    folders: Sequence[Path],
+    out: Path,
+    listener: Listener | None = None,
+) -> Path:
+    """Trains a drafter, going on where an earlier run stopped.
+
+    Args:
+        recipe: How.
+        registry: What is installed.
+        folders: Data directories, as `treeflash regenerate` writes them.
+        out: Folder of the run.
+        listener: Who is told how it goes.
+
+    Returns:
+        The recipe that decodes with the trained drafter, in `out / "drafter"`.
+
+    Raises:
+        TreeflashError: When recipe, data and target do not go together, the folder was begun with other
+            settings, the disk is full, or the run cannot go on.
+    """
+    accelerator = Accelerator(cpu=recipe.target.device == "cpu")
+    listener = listener if accelerator.is_main_process and listener is not None else Listener()
+    place = recipe.target.device
+    if place == "auto":
+        place = str(accelerator.device)
+    target = open_target(attrs.evolve(recipe.target, device=place), registry)
+    corpus = Corpus.read(folders, target.digest(), recipe.data.length, recipe.data.heldout_texts)
+    check_labels(target, corpus.train[0])
+    size = recipe.loss_settings.shortlist
+    columns = corpus.shortlist(size, target.vocab_size) if 0 < size < target.vocab_size else None
+    trainable: Trainable = recipe.trainable.from_options(
+        recipe.trainable_options,
+        TrainContext(
+            target=target,
+            locate=locate,
+            loss=recipe.loss.from_options(recipe.loss_options, None),
+            columns=columns,
+            refiner=recipe.refiner,
+            refiner_options=recipe.refiner_options,
+            dtype=torch.bfloat16 if recipe.train.dtype == "bfloat16" else torch.float32,
+            generator=weights_generator(recipe.train.seed),
+        ),
+    )
+    trained = sum(weight.numel() for weight in trainable.parameters() if weight.requires_grad)
+    if not trained:
+        raise CompositionError(f"{recipe.path}: nothing is left to train")
+    parameters = sum(weight.numel() for weight in trainable.parameters())
+    begun: dict[str, Any] = {
+        "recipe": recipe.tables,
+        "data": corpus.fingerprint,
+        "target": target.digest(),
+        "processes": accelerator.num_processes,
+    }
+    if accelerator.is_main_process:
+        begin(out, RUN, begun)
+    accelerator.wait_for_everyone()
+    states = _states(recipe, trainable, corpus, out, accelerator, listener)
+    listener.say(
+        f"{len(corpus.train)} texts to train on, {len(corpus.heldout)} to measure on; "
+        f"{trained / 1e6:.1f} of {parameters / 1e6:.1f} million weights are trained"
+    )
+    if columns is not None:
+        mass = HeldOut(trainable, corpus, states, recipe.data.length).left_out(columns)
+        listener.say(
+            f"the shortlist of {len(columns)} tokens leaves out {mass:.2%} of the target's probability"
+        )
+    trainer = Trainer(
+        trainable=trainable,
+        corpus=corpus,
+        states=states,
+        folder=out,
+        train=recipe.train,
+        data=recipe.data,
+        optimizer_settings=recipe.optimizer,
+        accelerator=accelerator,
+        on_progress=listener.on_progress,
+    )
+    result = trainer.run()
+    record = {
+        "recipe": recipe.tables,
+        "target": target.digest(),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "data": {
+            "texts": len(corpus.train),
+            "heldout_texts": len(corpus.heldout),
+            "tokens": sum(len(text.answer_ids) for text in corpus.train),
+            "fingerprint": corpus.fingerprint,
+        },
+        "parameters": parameters,
+        "trained_parameters": trained,
+        "steps": recipe.train.steps,
+        **result,
+        "versions": {"treeflash": __version__, "torch": torch.__version__},
+    }
+    written = out / "drafter" / "recipe.toml"
+    if accelerator.is_main_process:
+        draw(out, read_metrics(out))
+        written = ship(trainable, out / "drafter", recipe.decoding_tables(), record)
+    accelerator.wait_for_everyone()
+    return written
+
+
+def _states(
+    recipe: TrainingRecipe,
+    trainable: Trainable,
+    corpus: Corpus,
+    out: Path,
+    accelerator: Accelerator,
+    listener: Listener,
+) -> States:
+    """Makes the target's states ready."""
+    target: Any = trainable.target
+    computed = ComputedStates(target, trainable.tap_layers)
+    if recipe.data.states != CACHE:
+        return computed
+    cached = CachedStates(computed, out / "states", corpus.texts)
+    if accelerator.is_main_process:
+        manifest: Mapping[str, Any] = {
+            "target": target.digest(),
+            "dtype": str(target.dtype),
+            "data": corpus.fingerprint,
+            "tap_layers": list(trainable.tap_layers),
+        }
+        begin(cached.folder, STATES, manifest)
+        cached.check_room()
+    accelerator.wait_for_everyone()
+    if cached.missing():
+        listener.say(f"the target's states take {cached.size() / 1e9:.2f} GB in {cached.folder}")
+        total, done = sum(text.length for text in corpus.texts), 0
+        for read in cached.fill(slice(accelerator.process_index, None, accelerator.num_processes)):
+            done += read
+            listener.on_states(done, total)
+    accelerator.wait_for_everyone()
+    return cached

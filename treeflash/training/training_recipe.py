@@ -1,0 +1,172 @@
+"""From a training recipe's file to what it says.
+
+The tables are `[target]`, `[drafter]`, `[refiner]`, `[loss]`, `[data]`, `[optimizer]` and `[train]`. A
+builder, selector or verifier may stand beside them: they go into the recipe that decodes with the trained
+drafter.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import attrs
+
+from treeflash.errors import RecipeError, UnknownNameError, bullet_list, nearest
+from treeflash.plugins import Registry
+from treeflash.recipe import TargetOptions, find, merge, read_tables
+from treeflash.structuring import structure
+from treeflash.training.settings import DataSettings, LossSettings, OptimizerSettings, TrainSettings
+
+_SETTINGS = {"train": TrainSettings, "data": DataSettings, "optimizer": OptimizerSettings}
+_DECODING = ("builder", "selector", "verifier")
+_TABLES = ("target", "drafter", "refiner", "loss", *_SETTINGS, *_DECODING)
+_DEFAULTS: dict[str, dict[str, Any]] = {"loss": {"use": "forward-kl"}, "data": {}, "optimizer": {}}
+
+
+@attrs.frozen
+class TrainingRecipe:
+    """A checked training recipe.
+
+    Attributes:
+        path: The file.
+        tables: What it says, with what it extends and what was laid over it.
+        target: What the drafter is for.
+        trainable: The class that trains the drafter.
+        trainable_options: An instance of its options.
+        refiner: The refiner's class; None without one.
+        refiner_options: An instance of what it is trained with; None without one.
+        loss: The loss's class.
+        loss_options: An instance of its options.
+        loss_settings: What else `[loss]` says.
+        train: `[train]`.
+        data: `[data]`.
+        optimizer: `[optimizer]`.
+    """
+
+    path: Path
+    tables: Mapping[str, Any]
+    target: TargetOptions
+    trainable: type[Any]
+    trainable_options: Any
+    refiner: type[Any] | None
+    refiner_options: Any
+    loss: type[Any]
+    loss_options: Any
+    loss_settings: LossSettings
+    train: TrainSettings
+    data: DataSettings
+    optimizer: OptimizerSettings
+
+    @classmethod
+    def load(
+        cls, name: str | Path, registry: Registry, overrides: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> Self:
+        """Reads a training recipe and checks it, without touching a model.
+
+        Args:
+            name: A recipe's name, or the path of a TOML file.
+            registry: What is installed.
+            overrides: Tables laid over the file's.
+
+        Returns:
+            The recipe.
+
+        Raises:
+            UnknownNameError: When there is no such recipe.
+            RecipeError: Listing every fault.
+        """
+        path = find(name, registry)
+        written = merge(read_tables(path, registry), overrides or {})
+        tables = merge(_DEFAULTS, written)
+        faults = [
+            f"unknown table [{table}]{nearest(table, _TABLES)}" for table in tables if table not in _TABLES
+        ]
+        faults += [
+            f"{table}: expected a table, found {value!r}"
+            for table, value in tables.items()
+            if table in _TABLES and not isinstance(value, Mapping)
+        ]
+        tables = {key: values for key, values in tables.items() if isinstance(values, Mapping)}
+        if "train" not in written:
+            faults.append(
+                "[train]: expected a table with a key steps: this recipe decodes, it does not train"
+            )
+            tables["train"] = {"steps": 1}
+        found: dict[str, Any] = {
+            table: structure(tables.get(table, {}), settings, table, faults)
+            for table, settings in {"target": TargetOptions, **_SETTINGS}.items()
+        }
+        trainable = _used(tables, "drafter", "trainable", registry, faults)
+        trainable_options = _options(tables, "drafter", trainable and trainable.Options, faults)
+        refiner, refiner_options = None, None
+        if "refiner" in tables:
+            refiner = _used(tables, "refiner", "refiner", registry, faults)
+            if trainable is not None and not trainable.trains_refiners and refiner is not None:
+                faults.append("[refiner]: this drafter is trained without one")
+            taught = getattr(refiner, "TrainingOptions", _NothingToTrain)
+            refiner_options = _options(tables, "refiner", taught, faults)
+        loss = _used(tables, "loss", "loss", registry, faults)
+        own, common = _split(tables.get("loss", {}), LossSettings)
+        loss_settings = structure(common, LossSettings, "loss", faults)
+        loss_options = _options({"loss": own}, "loss", loss and loss.options_class(), faults)
+        if faults or loss_settings is None or loss is None or trainable is None:
+            raise RecipeError(bullet_list(str(path), faults))
+        return cls(
+            path=path,
+            tables=tables,
+            trainable=trainable,
+            trainable_options=trainable_options,
+            refiner=refiner,
+            refiner_options=refiner_options,
+            loss=loss,
+            loss_options=loss_options,
+            loss_settings=loss_settings,
+            **found,
+        )
+
+    def decoding_tables(self) -> dict[str, Any]:
+        """The tables that say how the trained drafter is to decode."""
+        return {key: dict(self.tables[key]) for key in ("target", *_DECODING) if key in self.tables}
+
+
+@attrs.frozen
+class _NothingToTrain:
+    """Options of a refiner that has no weights."""
+
+
+def _used(
+    tables: Mapping[str, Mapping[str, Any]], table: str, kind: str, registry: Registry, faults: list[str]
+) -> type[Any] | None:
+    use = tables.get(table, {}).get("use")
+    if not isinstance(use, str):
+        found = "nothing" if use is None else repr(use)
+        faults.append(f"{table}.use: expected a name, found {found}{nearest('', registry.components[kind])}")
+        return None
+    try:
+        return registry.component(kind, use)
+    except UnknownNameError as error:
+        hint = (
+            " (it can decode, but nothing says how it is trained)" if _decodes(registry, table, use) else ""
+        )
+        faults.append(f"{table}.use: {error}{hint}")
+        return None
+
+
+def _decodes(registry: Registry, table: str, use: str) -> bool:
+    return use in registry.components.get(table, {})
+
+
+def _options(
+    tables: Mapping[str, Mapping[str, Any]], table: str, options: type[Any] | None, faults: list[str]
+) -> Any:
+    if options is None:
+        return None
+    rest = {key: value for key, value in tables.get(table, {}).items() if key != "use"}
+    return structure(rest, options, table, faults)
+
+
+def _split(table: Mapping[str, Any], settings: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parts a table into the keys that are not, and those that are, settings."""
+    names = {field.name for field in attrs.fields(settings)}
+    own = {key: value for key, value in table.items() if key not in names}
+    return own, {key: value for key, value in table.items() if key in names}
