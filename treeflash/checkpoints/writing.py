@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from treeflash.checkpoints.reader import REFINER_PREFIX
 from treeflash.errors import CheckpointError
@@ -32,12 +33,18 @@ def write_checkpoint(
     Raises:
         CheckpointError: When the disk does not take it.
     """
-    weights = {name: tensor for name, tensor in backbone.state_dict().items()}
+    weights = dict(backbone.state_dict())
     if refiner is not None:
         weights |= {f"{REFINER_PREFIX}{name}": tensor for name, tensor in refiner.state_dict().items()}
-    stored = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in weights.items()}
+    stored = {name: _whole(tensor).to("cpu", dtype).contiguous() for name, tensor in weights.items()}
     try:
         save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be written ({error.strerror})") from None
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """A weight, gathered when training has spread it over processes."""
+    gathered: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return gathered.detach()

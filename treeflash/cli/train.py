@@ -1,5 +1,6 @@
 """`treeflash train`: a drafter, from the target's answers."""
 
+import os
 from pathlib import Path
 
 import click
@@ -69,14 +70,18 @@ def train(recipe: str, folders: tuple[Path, ...], out: Path, overrides: tuple[st
 
         listener = session.Listener(bar.console.print, on_states, on_progress)
         written = session.train(checked, registry, folders, out, listener)
-    click.echo(f"decode with it: treeflash generate {written} ...")
+    if os.environ.get("RANK", "0") == "0":
+        click.echo(f"decode with it: treeflash generate {written} ...")
 
 
 def _bar() -> ProgressBar:
+    quiet = os.environ.get("RANK", "0") != "0"  # of several processes, one speaks
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TextColumn("{task.fields[figures]}"),
     )
-    return ProgressBar(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True))
+    return ProgressBar(
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True, quiet=quiet)
+    )

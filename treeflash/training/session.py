@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import attrs
@@ -21,7 +22,7 @@ from treeflash.training.measuring import HeldOut
 from treeflash.training.metrics import read_metrics
 from treeflash.training.plots import draw
 from treeflash.training.settings import CACHE
-from treeflash.training.shipping import ship
+from treeflash.training.shipping import RECIPE, ship
 from treeflash.training.states import CachedStates, ComputedStates, States, check_labels
 from treeflash.training.trainer import Progress, Trainer
 from treeflash.training.training_recipe import TrainingRecipe
@@ -68,11 +69,12 @@ def train(
         TreeflashError: When recipe, data and target do not go together, the folder was begun with other
             settings, the disk is full, or the run cannot go on.
     """
-    accelerator = Accelerator(cpu=recipe.target.device == "cpu")
-    listener = listener if accelerator.is_main_process and listener is not None else Listener()
     place = recipe.target.device
-    if place == "auto":
-        place = str(accelerator.device)
+    on_cpu = place == "cpu" or (place == "auto" and not torch.cuda.is_available())
+    accelerator = Accelerator(cpu=on_cpu)
+    listener = listener if accelerator.is_main_process and listener is not None else Listener()
+    if place == "auto":  # each process has a device of its own
+        place = "cpu" if on_cpu else str(accelerator.device)
     target = open_target(attrs.evolve(recipe.target, device=place), registry)
     corpus = Corpus.read(folders, target.digest(), recipe.data.length, recipe.data.heldout_texts)
     check_labels(target, corpus.train[0])
@@ -142,12 +144,13 @@ def train(
         **result,
         "versions": {"treeflash": __version__, "torch": torch.__version__},
     }
-    written = out / "drafter" / "recipe.toml"
     if accelerator.is_main_process:
         draw(out, read_metrics(out))
-        written = ship(trainable, out / "drafter", recipe.decoding_tables(), record)
-    accelerator.wait_for_everyone()
-    return written
+        return ship(trainable, out / "drafter", recipe.decoding_tables(), record)
+    # Weights may be spread over all processes: all take part, and one keeps what is written.
+    with TemporaryDirectory() as elsewhere:
+        ship(trainable, Path(elsewhere) / "drafter", recipe.decoding_tables(), record)
+    return out / "drafter" / RECIPE
 
 
 def _states(

@@ -21,6 +21,7 @@ class TrainSettings:
         save_every: Steps between checkpoints.
         keep: Checkpoints kept, the last ones.
         tensorboard: Write event files too.
+        shard: Share weights and optimizer out over processes (FSDP2), for drafters that are large.
     """
 
     steps: int = attrs.field(validator=ge(1))
@@ -31,6 +32,7 @@ class TrainSettings:
     save_every: int = attrs.field(default=200, validator=ge(1))
     keep: int = attrs.field(default=2, validator=ge(1))
     tensorboard: bool = False
+    shard: bool = False
 
 
 @attrs.frozen

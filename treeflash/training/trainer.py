@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from treeflash.trainable import Task, Trainable
 from treeflash.training.averaging import WeightAverage
 from treeflash.training.checkpointing import Snapshot, Snapshots
 from treeflash.training.corpus import Corpus, pack, passes
+from treeflash.training.distribution import distribute, exchanging, summed, whole
 from treeflash.training.draws import batch_of, question_generator
 from treeflash.training.measuring import HeldOut, headline
 from treeflash.training.metrics import Metrics
@@ -123,8 +123,9 @@ class Trainer:
         Raises:
             TrainingError: When the loss is no number or diverges.
         """
-        model, optimizer = self.accelerator.prepare(self.trainable, self._optimizer())
+        model = distribute(self.trainable, self.accelerator, shard=self.train.shard)
         weights = [weight for weight in model.parameters() if weight.requires_grad]
+        optimizer = self._optimizer(weights)
         average = WeightAverage(weights, self.train.average)
         snapshots = Snapshots(self.folder / "checkpoints", self.train.keep)
         last = snapshots.last()
@@ -173,9 +174,8 @@ class Trainer:
             weight.data.copy_(value)
         return {"heldout": run.measured, "positions": run.positions, "seconds": round(run.seconds, 1)}
 
-    def _optimizer(self) -> torch.optim.Optimizer:
+    def _optimizer(self, weights: Sequence[Tensor]) -> torch.optim.Optimizer:
         settings = self.optimizer_settings
-        weights = [weight for weight in self.trainable.parameters() if weight.requires_grad]
         groups = [
             {
                 "params": [weight for weight in weights if weight.ndim > 1],
@@ -216,38 +216,32 @@ class Trainer:
             dtype=torch.float64,
             device=device,
         )
-        weight, asked = self._over_processes(sums).tolist()
+        weight, asked = summed(sums, accelerator).tolist()
         for group in optimizer.param_groups:
             group["lr"] = self._rate(step)
         optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64, device=device)
         for index, part in enumerate(work):
             read = self.states.read(part.numbers, part.row)
-            # Gradients are exchanged once, with the last pass.
-            waits = accelerator.no_sync(model) if index + 1 < len(work) else nullcontext()
-            with waits:
+            with exchanging(model, now=index + 1 == len(work)):
                 with torch.autocast(device.type, torch.bfloat16, enabled=self.train.dtype == BFLOAT16):
                     loss = model(part.task, read)
                 # Processes' gradients are averaged where they should be summed.
-                accelerator.backward(loss * (accelerator.num_processes / weight))
+                (loss * (accelerator.num_processes / weight)).backward()
             total += loss.detach().double()
         weights = [weight for weight in model.parameters() if weight.requires_grad]
-        norm = accelerator.clip_grad_norm_(weights, self.optimizer_settings.clip)
-        value = float(self._over_processes(total)) / weight
-        size = _plain(norm)
+        norm = torch.nn.utils.clip_grad_norm_(weights, self.optimizer_settings.clip)
+        value, size = float(summed(total, accelerator)) / weight, float(whole(norm))
         if math.isfinite(size) and math.isfinite(value):
             optimizer.step()
         return value, size, int(asked)
-
-    def _over_processes(self, value: Tensor) -> Tensor:
-        return self.accelerator.reduce(value, "sum") if self.accelerator.num_processes > 1 else value
 
     def _save(
         self, snapshots: Snapshots, run: Run, model: Any, optimizer: Any, average: WeightAverage
     ) -> None:
         """Writes everything that the next step depends on."""
         weights = _weights(model)
-        kept: Any = get_optimizer_state_dict(model, _bare(optimizer), options=_WHOLE)
+        kept: Any = get_optimizer_state_dict(model, optimizer, options=_WHOLE)
         averaged = {}
         if average.values:
             with average.in_place():
@@ -263,21 +257,21 @@ class Trainer:
 
     def _restore(self, snapshot: Snapshot, model: Any, optimizer: Any, average: WeightAverage) -> Run:
         """Goes back to where a snapshot was taken."""
+        # Every process has read the whole of it, and takes its part.
+        full = StateDictOptions(full_state_dict=True)
         if average.values:
-            set_model_state_dict(model, dict(snapshot.average), options=_WHOLE)
+            set_model_state_dict(model, dict(snapshot.average), options=full)
             with torch.no_grad():
                 for value, weight in zip(average.values, average.weights, strict=True):
                     value.copy_(weight)
-        set_model_state_dict(model, dict(snapshot.weights), options=_WHOLE)
-        bare = _bare(optimizer)
+        set_model_state_dict(model, dict(snapshot.weights), options=full)
         # What is no tensor is set anew each step, or by the recipe.
-        now = get_optimizer_state_dict(model, bare, options=_WHOLE)
-        state: dict[str, dict[str, Tensor]] = {}
+        kept: Any = get_optimizer_state_dict(model, optimizer, options=full)
+        kept["state"] = {}
         for key, tensor in snapshot.optimizer.items():
             place, _, name = key.rpartition("/")
-            state.setdefault(place, {})[name] = tensor
-        kept: Any = {"state": state, "param_groups": now["param_groups"]}
-        set_optimizer_state_dict(model, bare, kept, options=_WHOLE)
+            kept["state"].setdefault(place, {})[name] = tensor
+        set_optimizer_state_dict(model, optimizer, kept, options=full)
         numbers = dict(snapshot.numbers)
         return Run(watch=Watch(**numbers.pop("watch")), **numbers)
 
@@ -286,13 +280,3 @@ def _weights(model: Any) -> dict[str, Tensor]:
     """All weights, gathered from wherever they are."""
     found: Any = get_model_state_dict(model, options=_WHOLE)
     return dict(found)
-
-
-def _bare(optimizer: Any) -> Any:
-    """The optimizer under accelerate's wrapper."""
-    return getattr(optimizer, "optimizer", optimizer)
-
-
-def _plain(value: Any) -> float:
-    """A number, of a tensor that may be spread over processes."""
-    return float(value.full_tensor() if hasattr(value, "full_tensor") else value)
