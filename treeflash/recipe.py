@@ -96,6 +96,11 @@ class Recipe:
         """
         path = find(name, registry)
         written = merge(read_tables(path, registry), overrides or {})
+        if "train" in written:
+            raise RecipeError(
+                f"{path}: this recipe trains a drafter (treeflash train); expected one that decodes, like the "
+                "one that such a run leaves beside the drafter"
+            )
         tables = merge(_DEFAULTS, written)
         faults = [
             f"unknown table [{table}]{nearest(table, _TABLES)}" for table in tables if table not in _TABLES

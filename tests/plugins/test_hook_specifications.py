@@ -7,6 +7,7 @@ import pytest
 from treeflash import builtin, hookspecs
 from treeflash.interfaces import Component, Drafter, Refiner, Selector, TreeBuilder, Verifier
 from treeflash.plugins import KINDS, Registry
+from treeflash.trainable import Loss, Trainable
 
 HOOKS = {name: value for name, value in vars(hookspecs).items() if name.startswith("treeflash_")}
 CLASSES = {
@@ -16,6 +17,7 @@ CLASSES = {
     "selector": Selector,
     "verifier": Verifier,
 }
+OTHERS = {"treeflash_targets", "treeflash_recipes", "treeflash_trainables", "treeflash_losses"}
 
 
 @pytest.mark.parametrize("name", HOOKS)
@@ -29,7 +31,7 @@ def test_each_hook_is_documented(name):
 
 def test_each_kind_has_a_hook():
     assert {f"treeflash_{kind}s" for kind in KINDS} <= set(HOOKS)
-    assert set(HOOKS) - {f"treeflash_{kind}s" for kind in KINDS} == {"treeflash_targets", "treeflash_recipes"}
+    assert set(HOOKS) - {f"treeflash_{kind}s" for kind in KINDS} == OTHERS
     assert set(KINDS) == set(CLASSES)
 
 
@@ -53,6 +55,20 @@ def test_each_built_in_part_takes_options_from_a_table(kind):
         assert issubclass(component, Component)
         assert hasattr(component.options_class(), "__attrs_attrs__")
         assert inspect.getdoc(component)
+
+
+def test_what_trains_comes_through_the_hooks():
+    registry = Registry.load()
+    for kind, added, base in (
+        ("trainable", builtin.treeflash_trainables(), Trainable),
+        ("loss", builtin.treeflash_losses(), Loss),
+    ):
+        assert added
+        for name, value in added.items():
+            assert registry.component(kind, name) is value
+            assert issubclass(value, base)
+    # A trainable belongs to a drafter.
+    assert set(builtin.treeflash_trainables()) <= set(builtin.treeflash_drafters())
 
 
 def test_built_in_recipes_are_found():

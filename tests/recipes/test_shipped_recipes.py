@@ -10,10 +10,14 @@ from treeflash.components.builders.top_m import TopM
 from treeflash.components.refiners.swiglu import SwiGlu
 from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.components.verifiers.sdpa_tree import SdpaTree
+from treeflash.errors import RecipeError
 from treeflash.plugins import Registry
 from treeflash.recipe import Recipe, find
+from treeflash.training.training_recipe import TrainingRecipe
 
-SHIPPED = sorted(path.stem for path in treeflash_recipes().rglob("*.toml"))
+FILES = {path.stem: path for path in sorted(treeflash_recipes().rglob("*.toml"))}
+TRAINING = [name for name, path in FILES.items() if "[train]" in path.read_text(encoding="utf-8")]
+SHIPPED = [name for name in FILES if name not in TRAINING]
 TINY = ["tiny-plain", "tiny-dflash", "tiny-ddtree", "tiny-treeflash"]
 
 
@@ -36,9 +40,17 @@ def test_each_loads_by_path(name, registry):
     assert Recipe.load(path, registry) == Recipe.load(str(path), registry) == Recipe.load(name, registry)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", FILES)
 def test_each_begins_by_saying_what_it_is(name, registry):
     assert find(name, registry).read_text(encoding="utf-8").startswith("# ")
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_each_training_recipe_loads_where_it_belongs(name, registry):
+    assert TrainingRecipe.load(name, registry).train.steps > 0
+    with pytest.raises(RecipeError, match="treeflash train") as caught:
+        Recipe.load(name, registry)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_the_tiny_ones_are_there():

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeflash.components.drafters.dflash import DFlash
-from treeflash.training.blocks import Blocks, PackedText, draw_anchors, position_weights
+from treeflash.components.trainables.blocks import Blocks, draw_anchors, position_weights
+from treeflash.packed_text import PackedText
 from treeflash.types import Limits
 
 
@@ -21,10 +22,28 @@ def packed(draw):
     return texts, PackedText.pack(texts)
 
 
+def generators(count, seed=0):
+    return [torch.Generator().manual_seed(seed + number) for number in range(count)]
+
+
+def visibility(blocks, text):
+    """All pieces in one mask, `[A * block_size, S + A * block_size]`."""
+    count, width = blocks.anchors.shape[0] * blocks.block_size, text.token_ids.shape[0]
+    whole = torch.zeros(count, width + count, dtype=torch.bool)
+    covered = []
+    for piece in blocks.pieces(text):
+        context = piece.context.stop - piece.context.start
+        whole[piece.slots, piece.context] = piece.visible[:, :context]
+        whole[piece.slots, width + piece.slots.start : width + piece.slots.stop] = piece.visible[:, context:]
+        covered += range(piece.slots.start, piece.slots.stop)
+    assert covered == list(range(count))
+    return whole
+
+
 @given(case=packed(), size=st.integers(2, 6), seed=st.integers(0, 100), count=st.integers(1, 30))
 def test_against_loops(case, size, seed, count):
     texts, text = case
-    anchors = draw_anchors(text, count, torch.Generator().manual_seed(seed))
+    anchors = draw_anchors(text, count, generators(len(texts), seed))
     flat = [
         (number, place, place >= len(prompt), len(prompt) + len(answer))
         for number, (prompt, answer) in enumerate(texts)
@@ -37,10 +56,12 @@ def test_against_loops(case, size, seed, count):
         if place + 1 < length and flat[index + 1][2]
     ]
     assert set(anchors.tolist()) <= set(eligible)
-    assert len(anchors) == min(count, len(eligible))
+    for number in range(len(texts)):
+        mine = [index for index in eligible if flat[index][0] == number]
+        assert len(set(anchors.tolist()) & set(mine)) == min(count, len(mine))
 
     blocks = Blocks(anchors, size)
-    rows, visible, labelled = blocks.rows(text), blocks.visibility(text), blocks.has_label(text)
+    rows, visible, labelled = blocks.rows(text), visibility(blocks, text), blocks.has_label(text)
     for block, anchor in enumerate(anchors.tolist()):
         number, place, _, length = flat[anchor]
         assert blocks.positions(text)[block].tolist() == [place + slot for slot in range(size)]
@@ -59,14 +80,28 @@ def test_against_loops(case, size, seed, count):
 
 def test_anchors_are_redrawn_and_reproducible():
     text = PackedText.pack([([1] * 4, [2] * 60)])
-    draws = [
-        draw_anchors(text, 8, generator)
-        for generator in (torch.Generator().manual_seed(0), torch.Generator().manual_seed(0))
+    assert torch.equal(draw_anchors(text, 8, generators(1)), draw_anchors(text, 8, generators(1)))
+    once = generators(1)
+    assert not torch.equal(draw_anchors(text, 8, once), draw_anchors(text, 8, once))
+
+
+def test_a_text_is_asked_the_same_however_it_is_packed():
+    texts = [([1] * 3, [2] * 30), ([1] * 5, [2] * 40)]
+    alone = [
+        draw_anchors(PackedText.pack([one]), 8, [generator])
+        for one, generator in zip(texts, generators(2), strict=True)
     ]
-    assert torch.equal(*draws)
-    generator = torch.Generator().manual_seed(0)
-    first, second = draw_anchors(text, 8, generator), draw_anchors(text, 8, generator)
-    assert not torch.equal(first, second)
+    together = draw_anchors(PackedText.pack(texts), 8, generators(2))
+    assert together.tolist() == [*alone[0].tolist(), *(33 + alone[1]).tolist()]
+
+
+def test_many_blocks_are_computed_in_groups_that_see_no_more_than_they_need():
+    text = PackedText.pack([([1] * 3, [2] * 90), ([1] * 3, [2] * 20)])
+    blocks = Blocks(draw_anchors(text, 50, generators(2)), 4)
+    pieces = blocks.pieces(text)
+    assert len(pieces) == 4 + 2
+    for piece in pieces:
+        assert piece.visible[:, : piece.context.stop - piece.context.start].any(dim=0).all()
 
 
 def test_position_weights():
@@ -97,7 +132,9 @@ def test_blocks_in_training_are_the_drafts_of_inference(tiny_target, models):
                     dflash.extend(memory, ids[:, :place], taps[-1][:, :place], torch.tensor([place]))
                     recent = ids[:, place - 1 : place + 1]
                     drafts.append(dflash.propose(memory, recent, Limits(size, size)).hidden[0])
-        blocks = Blocks(torch.tensor(anchors), size)
+        blocks = Blocks(torch.tensor(anchors, device=device), size)
+        text = PackedText.pack(texts, device)
+        pieces = blocks.pieces(text)
         masks = torch.full((len(anchors), size - 1), dflash.facts.mask_token_id)
         slots = torch.cat([text.token_ids[anchors][:, None], masks], dim=1).to(device)
         hidden, _ = dflash.network.forward_blocks(
@@ -105,7 +142,7 @@ def test_blocks_in_training_are_the_drafts_of_inference(tiny_target, models):
             torch.cat(taps, dim=1),
             blocks.positions(text).flatten()[None].to(device),
             text.positions[None].to(device),
-            blocks.visibility(text).to(device),
+            pieces,
         )
     found = hidden[0].unflatten(0, (len(anchors), size))[:, 1:]
     torch.testing.assert_close(found, torch.stack(drafts), atol=2e-4, rtol=1e-4)

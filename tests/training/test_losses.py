@@ -3,67 +3,97 @@
 import pytest
 import torch
 
-from treeflash.training.losses import CrossEntropy, ForwardKl, TotalVariation, weighted_loss
+from treeflash.components.losses.cross_entropy import CrossEntropy
+from treeflash.components.losses.forward_kl import ForwardKl
+from treeflash.components.losses.total_variation import TotalVariation
+from treeflash.components.trainables import chunked
+from treeflash.components.trainables.chunked import chunked_sum
 
 LOSSES = [ForwardKl(), CrossEntropy(), TotalVariation()]
 
 
 def case(rows=23, width=6, vocabulary=31, seed=0):
     random = torch.Generator().manual_seed(seed)
-    head = torch.randn(vocabulary, width, generator=random)
+    head = torch.randn(vocabulary, width, generator=random, requires_grad=True)
     draft = torch.randn(rows, width, generator=random, requires_grad=True)
     target = torch.randn(rows, width, generator=random)
     labels = torch.randint(vocabulary, (rows,), generator=random)
     weights = torch.rand(rows, generator=random)
-    weights[::4] = 0
     return head, draft, target, labels, weights
 
 
-def literal(loss, head, draft, target, labels):
-    q, p = (draft @ head.T).softmax(-1), (target @ head.T).softmax(-1)
+def literal(loss, draft_logits, target_logits, labels):
+    q, p = draft_logits.softmax(-1), target_logits.softmax(-1)
     if isinstance(loss, ForwardKl):
         return (p * (p / q).log()).sum(-1)
     if isinstance(loss, CrossEntropy):
-        return -q[torch.arange(len(labels)), labels].log()
+        picked = -q[torch.arange(len(labels)), labels.clamp(min=0)].log()
+        return torch.where(labels < 0, 0.0, picked)
     return 0.5 * (p - q).abs().sum(-1)
 
 
-@pytest.mark.parametrize("chunk", [1, 5, 1000])
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
-def test_values_and_gradients(loss, chunk):
-    head, draft, target, labels, weights = case()
-    found = weighted_loss(loss, draft, target, labels, weights, lambda rows: rows @ head.T, chunk=chunk)
-    (gradient,) = torch.autograd.grad(found, draft)
-    expected = (literal(loss, head, draft, target, labels) * weights).sum()
-    (expected_gradient,) = torch.autograd.grad(expected, draft)
+def test_rows_and_their_gradients(loss):
+    head, draft, target, labels, _ = case()
+    labels[::5] = -1
+    logits, wanted = draft @ head.detach().T, target @ head.detach().T
+    found, expected = loss.rows(logits, wanted.log_softmax(-1), labels), literal(loss, logits, wanted, labels)
     torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(gradient, expected_gradient)
-    assert (gradient[::4] == 0).all()
+    gradients = (torch.autograd.grad(value.sum(), draft, retain_graph=True)[0] for value in (found, expected))
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("loss", LOSSES[::2], ids=lambda loss: type(loss).__name__)
 def test_a_perfect_draft_has_no_loss(loss):
-    head, _, target, labels, weights = case()
-    found = weighted_loss(loss, target.clone(), target, labels, weights, lambda rows: rows @ head.T)
-    assert float(found) == pytest.approx(0, abs=1e-5)
+    head, _, target, labels, _ = case()
+    logits = target @ head.detach().T
+    assert float(loss.rows(logits, logits.log_softmax(-1), labels).abs().max()) == pytest.approx(0, abs=1e-5)
+
+
+def weighted(loss, target):
+    def function(rows, labels, weights, wanted, head=target):
+        log_probs = (wanted @ target.T).log_softmax(-1)
+        return (loss.rows(rows @ head.T, log_probs, labels) * weights).sum()
+
+    return function
+
+
+@pytest.mark.parametrize("size", [1, 5, 23, 1000])
+def test_sums_in_chunks_are_the_sum(monkeypatch, size):
+    """Values, and gradients both of rows and of what all rows share."""
+    monkeypatch.setattr(chunked, "_CHUNK", size)
+    head, draft, target, labels, weights = case()
+    function = weighted(ForwardKl(), head.detach())
+    rows = (draft, labels, weights, target)
+    found, expected = chunked_sum(function, rows, (head,)), function(*rows, head)
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(
+        torch.autograd.grad(3 * found, (draft, head)),
+        torch.autograd.grad(3 * expected, (draft, head)),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
 
 
 def test_only_a_chunk_of_logits_is_kept():
     """What the graph holds on to between the passes is hidden states, and no row of logits."""
     vocabulary = 5000
     head, draft, target, labels, weights = case(rows=64, vocabulary=vocabulary)
-    saved = []
-
-    def pack(tensor):
-        saved.append(tensor.shape)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        weighted_loss(ForwardKl(), draft, target, labels, weights, lambda rows: rows @ head.T, chunk=8)
-    assert all(vocabulary not in shape for shape in saved)
+    found = chunked_sum(weighted(ForwardKl(), head.detach()), (draft, labels, weights, target))
+    kept = found.grad_fn.saved_tensors
+    assert [tuple(tensor.shape) for tensor in kept] == [tuple(draft.shape)]
 
 
 def test_no_rows_is_no_loss():
+    head, draft, target, labels, weights = (part[:0] for part in case())
+    found = chunked_sum(
+        weighted(ForwardKl(), torch.ones(4, 6)), (draft, labels, weights, target), (head[:4],)
+    )
+    assert float(found.detach()) == 0
+
+
+def test_without_gradients_it_only_adds_up():
     head, draft, target, labels, weights = case()
-    found = weighted_loss(ForwardKl(), draft, target, labels, weights * 0, lambda rows: rows @ head.T)
-    assert float(found) == 0
+    with torch.no_grad():
+        found = chunked_sum(weighted(ForwardKl(), head), (draft, labels, weights, target), (head,))
+    assert not found.requires_grad

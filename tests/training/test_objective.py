@@ -1,151 +1,259 @@
-"""The objective against a loop over slots, and learning that shows in decoding."""
+"""What a block drafter learns against a loop over slots, for every refiner, with and without a shortlist."""
 
+import attrs
 import pytest
 import torch
 
-from treeflash.components.builders.top_m import TopM
-from treeflash.components.drafters.dflash import DFlash
-from treeflash.components.refiners.linear import Linear, LinearNetwork
-from treeflash.components.refiners.swiglu import SwiGlu, SwiGluNetwork
+from treeflash.components.losses.forward_kl import ForwardKl
+from treeflash.components.refiners.bilinear import Bilinear
+from treeflash.components.refiners.linear import Linear
+from treeflash.components.refiners.swiglu import SwiGlu
 from treeflash.components.refiners.two_token import TwoToken
-from treeflash.components.selectors.opt_tree import OptTree
+from treeflash.components.trainables.blocks import Blocks
+from treeflash.components.trainables.dflash import DFlashTrainable, DFlashTrainingOptions, Questions
 from treeflash.engine import Decoder
-from treeflash.training.blocks import Blocks, PackedText, draw_anchors
-from treeflash.training.losses import CrossEntropy, ForwardKl
-from treeflash.training.objective import Objective, ReadText
+from treeflash.packed_text import PackedText
+from treeflash.places import locate
+from treeflash.trainable import Task, TrainContext
+from treeflash.training.corpus import Text, pack
+from treeflash.training.states import ComputedStates
 
 PROMPT = [2, *b"Gus has 12 pens. Gus finds"]
+REFINERS = {"none": None, "swiglu": SwiGlu, "two-token": TwoToken, "linear": Linear, "bilinear": Bilinear}
 
 
-@pytest.fixture
-def dflash(tiny_target, models):
-    return DFlash.from_checkpoint(models / "tiny-treeflash", tiny_target)
-
-
-def read(target, dflash, texts):
-    """Reads each text by itself, with the final normed state as one more tap."""
-    taps = (*dflash.tap_layers, target.num_layers - 1)
-    outputs = []
-    for prompt, answer in texts:
-        ids = torch.tensor([prompt + answer], device=target.device)
-        state = target.start(1, ids.shape[1], taps)
-        outputs.append(target.prefill(state, ids).taps[0])
-    both = torch.cat(outputs)
-    width = target.hidden_size
-    packed = PackedText.pack(texts)
-    parts = (packed.token_ids, packed.text_of, packed.positions, packed.is_answer)
-    text = PackedText(*(part.to(target.device) for part in parts))
-    return ReadText(text, both[:, :-width], both[:, -width:])
+def trainable(target, kind=None, columns=None, *, shaken=True, **options):
+    """A trainable around the tiny drafter's backbone, its refiner far from zero."""
+    made = DFlashTrainable.from_options(
+        DFlashTrainingOptions(checkpoint="treeflash.testing:models/tiny-dflash", **options),
+        TrainContext(
+            target=target,
+            locate=locate,
+            loss=ForwardKl(),
+            columns=columns,
+            refiner=kind,
+            refiner_options=None if kind is None else kind.TrainingOptions(),
+            dtype=torch.float32,
+            generator=torch.Generator().manual_seed(0),
+        ),
+    )
+    if shaken and made.refiner_network is not None:
+        random = torch.Generator().manual_seed(1)
+        for weight in made.refiner_network.parameters():
+            weight.data.copy_(torch.empty(weight.shape).normal_(std=0.2, generator=random))
+    return made
 
 
 def answer(target, prompt=PROMPT, count=40):
     return list(Decoder(target).generate(prompt, max_new_tokens=count, stop_ids=()).token_ids)
 
 
-def refiners(target):
-    torch.manual_seed(0)
-    width = target.hidden_size
-    made = [SwiGlu(SwiGluNetwork(width, 16, 1)), TwoToken(SwiGluNetwork(width, 16, 2))]
-    made.append(Linear(LinearNetwork(width)))
-    for refiner in made:
-        refiner.network.to(target.device)
-        for tensor in refiner.network.parameters():
-            torch.nn.init.normal_(tensor, std=0.2)
-    return made
+def read(made, texts):
+    row = pack([Text(*text) for text in texts], made.target.device)
+    return ComputedStates(made.target, made.tap_layers).read((), row)
 
 
-@pytest.mark.parametrize("number", range(4))
-def test_against_a_loop(tiny_target, dflash, number):
+def ask(made, row, anchors, decay=4.0):
+    blocks = Blocks(torch.tensor(anchors, device=made.target.device), made.block_size)
+    slots = torch.arange(made.block_size - 1, device=made.target.device)
+    weights = torch.exp(-slots / decay) * blocks.has_label(row.text)
+    return Task(Questions(blocks, weights), float(weights.sum()), int((weights > 0).sum()))
+
+
+@pytest.mark.parametrize("shortlist", [None, 40])
+@pytest.mark.parametrize("name", REFINERS)
+def test_against_a_loop(tiny_target, name, shortlist):
     """Every labelled slot by itself: what the target says one position before, the true token before it."""
-    refiner = ([None, *refiners(tiny_target)])[number]
+    columns = None if shortlist is None else torch.arange(30, 30 + shortlist)
+    made = trainable(tiny_target, REFINERS[name], columns, backbone_weight=0.5)
     prompts = [PROMPT, [2, *b"Ben"]]
     texts = [(prompt, answer(tiny_target, prompt, 20)) for prompt in prompts]
-    row = read(tiny_target, dflash, texts)
-    blocks = Blocks(torch.tensor([26, 30, 45, 50, 58], device=tiny_target.device), 8)
-    found = Objective(ForwardKl(), 4.0, 0.5)(dflash.network, refiner, tiny_target, row, blocks, 1)
+    row = read(made, texts)
+    task = ask(made, row, [26, 30, 45, 50, 58])
+    found = made(task, row)
 
+    flat = [token for prompt, written in texts for token in prompt + written]
+    ends = [len(texts[0][0]) + 20, len(flat)]
+    keep = slice(None) if columns is None else columns
+    total = 0.0
     with torch.no_grad():
-        hidden, normed = drafts(tiny_target, dflash, row, blocks)
-        total = weight = torch.zeros(())
-        flat = [token for prompt, written in texts for token in prompt + written]
-        ends = [len(texts[0][0]) + 20, len(flat)]
-        for block, anchor in enumerate(blocks.anchors.tolist()):
+        hidden, normed = made._draft(row, task.questions.blocks)
+        for block, anchor in enumerate(task.questions.blocks.anchors.tolist()):
             end = ends[0] if anchor < ends[0] else ends[1]
-            for slot in range(1, 8):
+            for slot in range(1, made.block_size):
                 place = anchor + slot
                 if place >= end:
                     continue
-                p = tiny_target.project(row.normed[place - 1]).log_softmax(-1)
-                factor = torch.exp(torch.tensor(-(slot - 1) / 4.0))
-                own = kl(p, tiny_target.project(normed[block, slot]))
+                p = tiny_target.project(row.normed[place - 1])[keep].log_softmax(-1)
+                own_logits = tiny_target.project(normed[block, slot - 1])
+                own = kl(p, own_logits[keep])
                 value = own
-                if refiner is not None:
-                    before = torch.tensor(flat[place - refiner.history : place], device=p.device)
-                    change = refiner.correction(
-                        tiny_target.embed(before)[None, None],
-                        normed[block, slot][None, None],
-                        torch.tensor([0]),
-                    )[0, 0]
-                    corrected = dflash.network.norm(hidden[block, slot] + change)
-                    value = kl(p, tiny_target.project(corrected)) + 0.5 * own
-                total, weight = total + factor * value.cpu(), weight + factor
-    assert float(found.detach()) == pytest.approx(float(total / weight), rel=1e-4)
+                if made.refiner is not None:
+                    before = torch.tensor(flat[place - made.refiner.history : place], device=p.device)
+                    logits = refined(
+                        made, hidden[block, slot - 1], normed[block, slot - 1], before, own_logits
+                    )
+                    value = kl(p, logits[keep]) + 0.5 * own
+                total += float(torch.exp(torch.tensor(-(slot - 1) / 4.0)) * value)
+    assert float(found.detach()) == pytest.approx(total, rel=1e-4)
 
 
-def drafts(target, dflash, row, blocks):
-    text = row.text
-    slots = torch.full((len(blocks.anchors), 8), 1, device=target.device)
-    slots[:, 0] = text.token_ids[blocks.anchors]
-    hidden, normed = dflash.network.forward_blocks(
-        target.embed(slots).flatten(0, 1)[None],
-        row.taps[None],
-        blocks.positions(text).flatten()[None],
-        text.positions[None],
-        blocks.visibility(text),
+def refined(made, hidden, normed, before, own_logits):
+    """The refined logits as decoding defines them."""
+    network = made.refiner.network
+    if isinstance(made.refiner, Bilinear):
+        query = network.predecessor(before[0]) * network.projection(normed)
+        return own_logits + network.successor.weight @ query
+    change = made.refiner.correction(
+        made.target.embed(before)[None, None], normed[None, None], torch.tensor([0])
     )
-    return hidden[0].unflatten(0, (-1, 8)), normed[0].unflatten(0, (-1, 8))
+    return made.target.project(made.network.norm(hidden + change[0, 0]))
 
 
 def kl(log_p, logits):
     return (log_p.exp() * (log_p - logits.log_softmax(-1))).sum()
 
 
-@pytest.mark.parametrize(
-    "make", [lambda width: SwiGlu(SwiGluNetwork(width, 16, 1)), lambda width: Linear(LinearNetwork(width))]
-)
-def test_an_untrained_refiner_changes_nothing(tiny_target, dflash, make):
-    refiner = make(tiny_target.hidden_size)
-    refiner.network.to(tiny_target.device)
-    row = read(tiny_target, dflash, [(PROMPT, answer(tiny_target))])
-    blocks = Blocks(torch.tensor([26, 40], device=tiny_target.device), 8)
-    objective = Objective(ForwardKl(), backbone_weight=0.0)
-    arguments = (tiny_target, row, blocks, 1)
-    alone, refined = (objective(dflash.network, part, *arguments) for part in (None, refiner))
-    assert float(alone.detach()) == pytest.approx(float(refined.detach()), rel=1e-6)
+@pytest.mark.parametrize("name", ["swiglu", "two-token", "linear", "bilinear"])
+def test_an_untrained_refiner_changes_nothing(tiny_target, name):
+    alone, both = (
+        trainable(tiny_target),
+        trainable(tiny_target, REFINERS[name], shaken=False, backbone_weight=0.0),
+    )
+    row = read(alone, [(PROMPT, answer(tiny_target))])
+    values = [float(made(ask(made, row, [26, 40]), row).detach()) for made in (alone, both)]
+    assert values[0] == pytest.approx(values[1], rel=1e-6)
 
 
-@pytest.mark.parametrize("loss", [ForwardKl(), CrossEntropy()], ids=["kl", "ce"])
-def test_one_text_can_be_learned_and_drafted_whole(tiny_target, dflash, loss):
-    """What is learned is what decoding uses: nearly every step accepts the whole block."""
-    written = answer(tiny_target, count=57)
-    row = read(tiny_target, dflash, [(PROMPT, written)])
-    network = dflash.network.requires_grad_(True)
-    refiner = SwiGlu(SwiGluNetwork(tiny_target.hidden_size, 64, 1))
-    refiner.network.to(tiny_target.device)
-    weights = [*network.parameters(), *refiner.network.parameters()]
-    optimizer = torch.optim.AdamW(weights, lr=3e-3)
-    generator = torch.Generator().manual_seed(0)
-    objective = Objective(loss, decay=None)
-    for _ in range(150):
-        blocks = Blocks(draw_anchors(row.text, 24, generator), 8)
-        optimizer.zero_grad()
-        objective(network, refiner, tiny_target, row, blocks, dflash.facts.mask_token_id).backward()
-        torch.nn.utils.clip_grad_norm_(weights, 1.0)
-        optimizer.step()
-    network.requires_grad_(False)
-    refiner.network.requires_grad_(False)
-    # By KL it learns too where the target hesitates: the tree must have room for what was not written.
-    decoder = Decoder(tiny_target, dflash, TopM(8, 8), refiner, OptTree(100))
-    result = decoder.generate(PROMPT, max_new_tokens=57, stop_ids=())
-    assert list(result.token_ids) == written
-    assert result.statistics.block_efficiency > 0.9 * dflash.facts.block_size
+def test_a_frozen_backbone_gets_no_gradient_and_its_own_loss_does_not_count(tiny_target):
+    frozen = trainable(tiny_target, SwiGlu, frozen=True)
+    free = trainable(tiny_target, SwiGlu, backbone_weight=0.0)
+    row = read(frozen, [(PROMPT, answer(tiny_target))])
+    values = [made(ask(made, row, [26, 40]), row) for made in (frozen, free)]
+    assert float(values[0]) == pytest.approx(float(values[1]), rel=1e-6)
+    for value in values:
+        value.backward()
+    assert all(weight.grad is None for weight in frozen.network.parameters())
+    assert all(weight.grad is not None for weight in free.network.parameters())
+    assert all(weight.grad is not None for weight in frozen.refiner_network.parameters())
+
+
+def test_asking(tiny_target):
+    """Anchors per text, weights by slot, nothing past a text's end."""
+    made = trainable(tiny_target, anchors=6)
+    text = PackedText.pack([([1] * 4, [5] * 20), ([1] * 2, [5] * 3)], tiny_target.device)
+    task = made.ask(text, [torch.Generator().manual_seed(number) for number in range(2)])
+    assert len(task.questions.blocks.anchors) == 6 + 3
+    labelled = task.questions.blocks.has_label(text)
+    expected = torch.exp(-torch.arange(7, device=labelled.device) / 4.0) * labelled
+    torch.testing.assert_close(task.questions.weights, expected)
+    assert task.positions == int(labelled.sum())
+    assert task.weight == pytest.approx(float(expected.sum()))
+    flat = trainable(tiny_target, anchors=6, decay=0.0).ask(text, [torch.Generator(), torch.Generator()])
+    assert set(flat.questions.weights.unique().tolist()) <= {0.0, 1.0}
+
+
+def test_simulation_counts_what_a_chain_would_accept(tiny_target):
+    made = trainable(tiny_target, SwiGlu)
+    texts = [(PROMPT, answer(tiny_target, count=60))]
+    row = read(made, texts)
+    task = ask(made, row, [26, 30, 41, 60, 83])
+    measured = made.simulate(task, row)
+    flat = [token for prompt, written in texts for token in prompt + written]
+    with torch.no_grad():
+        hidden, normed = made._draft(row, task.questions.blocks)
+    for name in ("backbone", "refined"):
+        hits, rows, distance, blocks, emitted = [0] * 7, [0] * 7, [0.0] * 7, 0, 0
+        for block, anchor in enumerate(task.questions.blocks.anchors.tolist()):
+            whole, still, length = anchor + 7 < len(flat), True, 1
+            for slot in range(1, 8):
+                place = anchor + slot
+                if place >= len(flat):
+                    continue
+                logits = own = tiny_target.project(normed[block, slot - 1])
+                if name == "refined":
+                    before = torch.tensor(flat[place - 1 : place], device=own.device)
+                    logits = refined(made, hidden[block, slot - 1], normed[block, slot - 1], before, own)
+                hit = int(logits.argmax()) == flat[place]
+                p = tiny_target.project(row.normed[place - 1]).softmax(-1)
+                rows[slot - 1] += 1
+                hits[slot - 1] += hit
+                distance[slot - 1] += float((p - logits.softmax(-1)).abs().sum() / 2)
+                still = still and hit
+                length += still
+            if whole:
+                blocks, emitted = blocks + 1, emitted + length
+        found = measured[name]
+        assert found.rows.tolist() == rows
+        assert found.hits.tolist() == hits
+        assert found.divergence.tolist() == pytest.approx(distance, rel=1e-3)
+        assert (found.blocks, found.emitted) == (blocks, emitted)
+        assert found.summary()["block_efficiency"] == pytest.approx(emitted / blocks, abs=1e-4)
+        doubled = (found + found).summary()
+        assert doubled == found.summary()
+
+
+def test_on_policy_contexts_are_the_drafters_own_and_labelled_by_the_target(tiny_target):
+    """Each node against a pass of the target over its own path."""
+    from treeflash.components.trainables import dflash, on_policy
+
+    made = trainable(tiny_target, TwoToken, previous="tree", tree_budget=6)
+    texts = [(PROMPT, answer(tiny_target, count=30)), ([2, *b"Ben"], answer(tiny_target, [2, *b"Ben"], 20))]
+    row = read(made, texts)
+    anchors = [26, 40, 60, 70]
+    task, seen = ask(made, row, anchors), []
+    original = on_policy.own_contexts
+
+    def record(*args):
+        seen.append((args, original(*args)))
+        return seen[-1][1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dflash, "own_contexts", record)
+        value = made(task, row)
+    value.backward()
+    assert torch.isfinite(value)
+    _, nodes = seen[0]
+    assert set(nodes.block.tolist()) == {0, 1, 2, 3}
+    roots = (nodes.slot == 0).nonzero()[:, 0]
+    assert len(roots) == 4
+    starts = [0, 0, len(PROMPT) + 30, len(PROMPT) + 30]
+    for root in roots.tolist():
+        block = int(nodes.block[root])
+        assert (
+            nodes.previous[root].tolist()
+            == row.text.token_ids[anchors[block] - 1 : anchors[block] + 1].tolist()
+        )
+        torch.testing.assert_close(nodes.wanted[root], row.normed[anchors[block]], atol=1e-4, rtol=1e-4)
+    for node in (nodes.slot == 1).nonzero()[:, 0].tolist():
+        block = int(nodes.block[node])
+        prefix = row.text.token_ids[starts[block] : anchors[block] + 1].tolist()
+        assert int(nodes.previous[node, 0]) == prefix[-1]
+        ids = torch.tensor([[*prefix, int(nodes.previous[node, 1])]], device=tiny_target.device)
+        last = (tiny_target.num_layers - 1,)
+        state = tiny_target.prefill(tiny_target.start(1, 128, last), ids).taps[0, -1]
+        torch.testing.assert_close(nodes.wanted[node], state, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["swiglu", "linear", "bilinear"])
+def test_a_trained_start_is_taken_over(tiny_target, tmp_path, name):
+    """What `write` writes is what a recipe with that checkpoint starts from."""
+    made = trainable(tiny_target, REFINERS[name])
+    tables = made.write(tmp_path)
+    assert tables["refiner"] == {"use": name}
+    again = DFlashTrainable.from_options(
+        DFlashTrainingOptions(checkpoint=str(tmp_path)),
+        TrainContext(
+            target=tiny_target,
+            locate=locate,
+            loss=ForwardKl(),
+            columns=None,
+            refiner=REFINERS[name],
+            refiner_options=attrs.evolve(REFINERS[name].TrainingOptions(), checkpoint=str(tmp_path)),
+            dtype=torch.float32,
+            generator=torch.Generator(),
+        ),
+    )
+    for key, weight in made.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[key]), key
+    assert again.config == made.config

@@ -13,7 +13,7 @@ from treeflash.cli import commands
 from treeflash.engine import Decoder
 from treeflash.errors import InputError
 from treeflash.prompts import Prompt, read_prompts
-from treeflash.training import answers as answers_module
+from treeflash.training import folders
 from treeflash.training.answers import AnswerStore, split_of
 from treeflash.training.regeneration import RegenerationSettings, regenerate
 
@@ -86,14 +86,14 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
     file.write_text("".join(json.dumps({"prompt": prompt.turns[0]}) + "\n" for prompt in PROMPTS))
     script = (
         "import os, signal, sys\n"
-        "from treeflash.training import answers\n"
-        "written = answers.os.fsync\n"
+        "from treeflash.training import folders\n"
+        "written = folders.os.fsync\n"
         "def fsync(number):\n"
         "    written(number)\n"
         "    fsync.calls += 1\n"
         "    if fsync.calls == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
         "fsync.calls = 0\n"
-        "answers.os.fsync = fsync\n"
+        "folders.os.fsync = fsync\n"
         "from treeflash.cli import main\n"
         "main()\n"
     )
@@ -147,7 +147,7 @@ def test_a_full_disk_loses_nothing(tiny_target, tmp_path, monkeypatch):
         if calls == 4:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(answers_module.os, "fsync", full)
+    monkeypatch.setattr(folders.os, "fsync", full)
     with pytest.raises(InputError, match=r"cannot be written \(No space left on device\)"):
         run(tiny_target, tmp_path)
     assert sorted(contents(tmp_path)) == ["answers-00000.jsonl", "answers-00001.jsonl", "dataset.json"]

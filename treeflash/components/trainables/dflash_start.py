@@ -71,9 +71,9 @@ def start_network(
     """
     if sizes.checkpoint is not None:
         given = [
-            name
-            for name, value in attrs.asdict(sizes, filter=_is_size).items()
-            if value != getattr(DFlashSizes(), name)
+            field.name
+            for field in attrs.fields(DFlashSizes)
+            if field.name != "checkpoint" and getattr(sizes, field.name) != field.default
         ]
         if given:
             raise CompositionError(
@@ -87,10 +87,6 @@ def start_network(
         ids, mask, block = _context(sizes, target)
         network = _fresh(sizes, target, len(ids), generator)
     return network, config_of_network(network.config, target.fingerprint(), ids, mask, block)
-
-
-def _is_size(attribute: "attrs.Attribute[Any]", value: Any) -> bool:
-    return attribute.name != "checkpoint"
 
 
 def _context(sizes: DFlashSizes, target: TrainingTarget) -> tuple[list[int], int, int]:
