@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from treeflash.plugins import Registry
+from treeflash.training.training_recipe import TrainingRecipe
+
 README = Path(__file__).parent.parent / "README.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
@@ -18,3 +21,12 @@ def test_python_block_runs(block, capsys):
     names = {}
     exec(compile(block, str(README), "exec"), names)
     assert names["result"].statistics.block_efficiency > 1
+
+
+def test_the_training_recipe_is_one(tmp_path):
+    text = README.read_text(encoding="utf-8")
+    found = re.findall(r"^```toml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    (block,) = [block for block in found if "[train]" in block]
+    (tmp_path / "mine-train.toml").write_text(block)
+    recipe = TrainingRecipe.load(tmp_path / "mine-train.toml", Registry.load())
+    assert recipe.trainable_options.mask_token_id == 151669

@@ -98,8 +98,8 @@ class Recipe:
         written = merge(read_tables(path, registry), overrides or {})
         if "train" in written:
             raise RecipeError(
-                f"{path}: this recipe trains a drafter (treeflash train); expected one that decodes, like the "
-                "one that such a run leaves beside the drafter"
+                f"{path}: this recipe trains a drafter (treeflash train); expected one that decodes, like "
+                "the one that such a run leaves beside the drafter"
             )
         tables = merge(_DEFAULTS, written)
         faults = [
