@@ -94,23 +94,14 @@ class Recipe:
             UnknownNameError: When there is no such recipe.
             RecipeError: Listing every fault.
         """
-        path = find(name, registry)
-        written = merge(read_tables(path, registry), overrides or {})
+        path, written = open_tables(name, registry, overrides)
         if "train" in written:
             raise RecipeError(
                 f"{path}: this recipe trains a drafter (treeflash train); expected one that decodes, like "
                 "the one that such a run leaves beside the drafter"
             )
-        tables = merge(_DEFAULTS, written)
-        faults = [
-            f"unknown table [{table}]{nearest(table, _TABLES)}" for table in tables if table not in _TABLES
-        ]
-        faults += [
-            f"{table}: expected a table, found {value!r}"
-            for table, value in tables.items()
-            if table in _TABLES and not isinstance(value, Mapping)
-        ]
-        tables = {table: values for table, values in tables.items() if isinstance(values, Mapping)}
+        faults: list[str] = []
+        tables = sort_tables(merge(_DEFAULTS, written), _TABLES, faults)
         target = structure(tables.get("target", {}), TargetOptions, "target", faults)
         if "drafter" not in written:
             faults.append('[drafter]: expected a table with a key use (use = "none" decodes plainly)')
@@ -285,6 +276,77 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def open_tables(
+    name: str | Path, registry: Registry, overrides: Mapping[str, Mapping[str, Any]] | None
+) -> tuple[Path, dict[str, Any]]:
+    """Finds a recipe and reads what it says.
+
+    Args:
+        name: A recipe's name, or the path of a TOML file.
+        registry: What is installed.
+        overrides: Tables laid over the file's.
+
+    Returns:
+        The file, and its tables, unchecked.
+
+    Raises:
+        UnknownNameError: When there is no such recipe.
+        RecipeError: When it cannot be read.
+    """
+    path = find(name, registry)
+    return path, merge(read_tables(path, registry), overrides or {})
+
+
+def sort_tables(
+    tables: Mapping[str, Any], known: Sequence[str], faults: list[str]
+) -> dict[str, Mapping[str, Any]]:
+    """Keeps the tables among what a recipe says.
+
+    Args:
+        tables: What it says.
+        known: Names of the tables it may have.
+        faults: Every fault is added here.
+
+    Returns:
+        The tables.
+    """
+    faults += [f"unknown table [{table}]{nearest(table, known)}" for table in tables if table not in known]
+    faults += [
+        f"{table}: expected a table, found {value!r}"
+        for table, value in tables.items()
+        if table in known and not isinstance(value, Mapping)
+    ]
+    return {table: values for table, values in tables.items() if isinstance(values, Mapping)}
+
+
+def used_class(
+    tables: Mapping[str, Mapping[str, Any]], table: str, kind: str, registry: Registry, faults: list[str]
+) -> Any:
+    """The class that a table's `use` names.
+
+    Args:
+        tables: The tables.
+        table: Which of them.
+        kind: What it should be, as the registry calls it.
+        registry: What is installed.
+        faults: Every fault is added here.
+
+    Returns:
+        The class; None when there is none.
+    """
+    use = tables.get(table, {}).get("use")
+    if not isinstance(use, str):
+        found = "nothing" if use is None else repr(use)
+        known = nearest("", registry.components[kind])
+        faults.append(f"{table}.use: expected a name, found {found}{known}")
+        return None
+    try:
+        return registry.component(kind, use)
+    except UnknownNameError as error:
+        faults.append(f"{table}.use: {error}")
+        return None
+
+
 def read_tables(path: Path, registry: Registry, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Reads a file and what it extends.
 
@@ -331,18 +393,11 @@ def _components(
     for kind in KINDS:
         if kind not in tables:
             continue
-        use = tables[kind].get("use")
-        if kind == "builder" and use == "none":
+        if kind == "builder" and tables[kind].get("use") == "none":
             continue  # how an override takes away the builder of the recipe it changes
-        if not isinstance(use, str):
-            known = nearest("", registry.components[kind])
-            found = "nothing" if use is None else repr(use)
-            faults.append(f"{kind}.use: expected a name, found {found}{known}")
-            continue
-        try:
-            used[kind] = registry.component(kind, use)
-        except UnknownNameError as error:
-            faults.append(f"{kind}.use: {error}")
+        component = used_class(tables, kind, kind, registry, faults)
+        if component is not None:
+            used[kind] = component
     drafter = used.get("drafter")
     if drafter is not None and not getattr(drafter, "drafts_blocks", True):
         if tables.get("refiner", {}).get("use") == "none":

@@ -5,11 +5,12 @@ from typing import Any
 
 import click
 
+from treeflash.cli.options import dtype_option, laid_over, overrides_option
 from treeflash.engine import Decoder, Emission, Generation
 from treeflash.engine.stopping import STOP_TOKEN
 from treeflash.errors import InputError
 from treeflash.plugins import Registry
-from treeflash.recipe import Recipe, merge, parse_overrides
+from treeflash.recipe import Recipe
 from treeflash.sampling import MAX_SEED
 from treeflash.target import HuggingFaceTarget
 from treeflash.target.text import TextCodec, TextStream
@@ -25,14 +26,8 @@ from treeflash.target.text import TextCodec, TextStream
     "--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy."
 )
 @click.option("--seed", type=click.IntRange(min=0, max=MAX_SEED), default=0, show_default=True)
-@click.option("--dtype", help="float32, bfloat16, ...: in place of the recipe's.")
-@click.option(
-    "-o",
-    "overrides",
-    multiple=True,
-    metavar="TABLE.KEY=VALUE",
-    help="Override the recipe: selector.budget=31.",
-)
+@dtype_option
+@overrides_option
 @click.option("--raw", is_flag=True, help="Take PROMPT as it is, not as a user's turn of a chat.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def generate(
@@ -49,9 +44,8 @@ def generate(
     """Answer PROMPT with RECIPE, the name of a recipe or the path of one."""
     if not prompt:
         raise InputError("the prompt is empty: expected at least one character")
-    shorthand = {} if dtype is None else {"target": {"dtype": dtype}}
     registry = Registry.load()
-    checked = Recipe.load(recipe, registry, merge(shorthand, parse_overrides(overrides)))
+    checked = Recipe.load(recipe, registry, laid_over(overrides, dtype))
     decoder = checked.build(registry)
     codec = _codec(decoder)
     stream = TextStream(codec)

@@ -3,14 +3,12 @@
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as ProgressBar
 
+from treeflash.cli.options import dtype_option, laid_over, overrides_option, progress_bar
 from treeflash.errors import InputError
 from treeflash.plugins import Registry
 from treeflash.prompts import read_prompts
-from treeflash.recipe import Recipe, merge, parse_overrides
+from treeflash.recipe import Recipe
 from treeflash.sampling import MAX_SEED
 from treeflash.target import HuggingFaceTarget
 from treeflash.training.regeneration import Progress, RegenerationSettings
@@ -29,14 +27,8 @@ from treeflash.training.regeneration import regenerate as answer
     "--heldout", type=click.FloatRange(0, 1), default=0.02, show_default=True, help="Share held out."
 )
 @click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True)
-@click.option("--dtype", help="float32, bfloat16, ...: in place of the recipe's.")
-@click.option(
-    "-o",
-    "overrides",
-    multiple=True,
-    metavar="TABLE.KEY=VALUE",
-    help="Override the recipe: target.device=cpu.",
-)
+@dtype_option
+@overrides_option
 def regenerate(
     recipe: str,
     prompts: Path,
@@ -56,33 +48,22 @@ def regenerate(
     on where it was when started again with the same settings.
     """
     read = read_prompts(prompts, limit)
-    shorthand = {} if dtype is None else {"target": {"dtype": dtype}}
     registry = Registry.load()
-    checked = Recipe.load(recipe, registry, merge(shorthand, parse_overrides(overrides)))
+    checked = Recipe.load(recipe, registry, laid_over(overrides, dtype))
     target = checked.load_target(registry)
     if not isinstance(target, HuggingFaceTarget):
         raise InputError(f"expected a Hugging Face model to regenerate with, found {type(target).__name__}")
     settings = RegenerationSettings(max_new_tokens, temperature, seed, heldout, batch_size)
-    with _bar() as bar:
-        task = bar.add_task("answers", total=None, speed="")
+    with progress_bar() as bar:
+        task = bar.add_task("answers", total=None, figures="")
 
         def show(progress: Progress) -> None:
             elapsed = bar.tasks[task].elapsed or 1.0
             speed = f"{progress.tokens / elapsed:.0f} tokens/s"
-            bar.update(task, completed=progress.rows, total=progress.total_rows, speed=speed)
+            bar.update(task, completed=progress.rows, total=progress.total_rows, figures=speed)
 
         store = answer(target, checked.target.model, read, out, settings, show)
     rows = list(store.rows())
     held = sum(row.split == "heldout" for row in rows)
     tokens = sum(len(row.answer_ids) for row in rows)
     click.echo(f"{out}: {len(rows)} answers, {held} of them held out, {tokens} tokens")
-
-
-def _bar() -> ProgressBar:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[speed]}"),
-    )
-    return ProgressBar(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True))

@@ -2,12 +2,11 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as ProgressBar
 
+from treeflash.cli.options import overrides_option, progress_bar
 from treeflash.errors import TrainingError
 from treeflash.plugins import Registry
 from treeflash.recipe import parse_overrides
@@ -24,13 +23,7 @@ from treeflash.recipe import parse_overrides
     help="Data directory of `treeflash regenerate`; may be given several times.",
 )
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the run.")
-@click.option(
-    "-o",
-    "overrides",
-    multiple=True,
-    metavar="TABLE.KEY=VALUE",
-    help="Override the recipe: train.steps=2000.",
-)
+@overrides_option
 def train(recipe: str, folders: tuple[Path, ...], out: Path, overrides: tuple[str, ...]) -> None:
     """Train the drafter of RECIPE, a training recipe, into a folder.
 
@@ -48,7 +41,8 @@ def train(recipe: str, folders: tuple[Path, ...], out: Path, overrides: tuple[st
 
     registry = Registry.load()
     checked = TrainingRecipe.load(recipe, registry, parse_overrides(overrides))
-    with _bar() as bar:
+    speaks = os.environ.get("RANK", "0") == "0"  # of several processes, one
+    with progress_bar(quiet=not speaks) as bar:
         task = bar.add_task("preparing", total=None, figures="")
 
         def on_states(done: int, total: int) -> None:
@@ -61,27 +55,24 @@ def train(recipe: str, folders: tuple[Path, ...], out: Path, overrides: tuple[st
             if bar.tasks[task].description != "training":
                 bar.reset(task, completed=progress.step - 1)
             figures = (
-                f"loss {progress.loss:.3f}, {progress.block_efficiency:.2f} tokens a step on held-out text, "
+                f"loss {progress.loss:.3f}, {progress.block_efficiency:.2f} tokens a step held out, "
                 f"{progress.positions_per_second:.0f} positions/s"
             )
             bar.update(
                 task, description="training", completed=progress.step, total=progress.steps, figures=figures
             )
 
-        listener = session.Listener(bar.console.print, on_states, on_progress)
+        def on_measured(step: int, measured: dict[str, Any]) -> None:
+            parts = []
+            for name, part in measured.items():
+                hits = " ".join(f"{hit:.2f}" for hit in part["top1"])
+                parts.append(f"{name} {part['block_efficiency']:.2f} (top-1 {hits})")
+            say(f"step {step}, tokens a step held out: {', '.join(parts)}")
+
+        def say(sentence: str) -> None:
+            bar.console.print(sentence, soft_wrap=True)
+
+        listener = session.Listener(say, on_states, on_progress, on_measured)
         written = session.train(checked, registry, folders, out, listener)
-    if os.environ.get("RANK", "0") == "0":
+    if speaks:
         click.echo(f"decode with it: treeflash generate {written} ...")
-
-
-def _bar() -> ProgressBar:
-    quiet = os.environ.get("RANK", "0") != "0"  # of several processes, one speaks
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[figures]}"),
-    )
-    return ProgressBar(
-        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True, quiet=quiet)
-    )

@@ -39,11 +39,13 @@ class Listener:
         say: Called with a sentence now and then.
         on_states: Called with tokens read and tokens there are, while states are cached.
         on_progress: Called after each step.
+        on_measured: Called with the step and each measurement.
     """
 
     say: Callable[[str], None] = lambda sentence: None
     on_states: Callable[[int, int], None] = lambda done, total: None
     on_progress: Callable[[Progress], None] = lambda progress: None
+    on_measured: Callable[[int, dict[str, Any]], None] = lambda step, measured: None
 
 
 def train(
@@ -126,6 +128,7 @@ def train(
         optimizer_settings=recipe.optimizer,
         accelerator=accelerator,
         on_progress=listener.on_progress,
+        on_measured=listener.on_measured,
     )
     result = trainer.run()
     record = {

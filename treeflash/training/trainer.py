@@ -102,6 +102,7 @@ class Trainer:
         optimizer_settings: How fast.
         accelerator: Of this process.
         on_progress: Called after each step, on the main process.
+        on_measured: Called with the step and each measurement, on the main process.
     """
 
     trainable: Trainable
@@ -113,6 +114,7 @@ class Trainer:
     optimizer_settings: OptimizerSettings
     accelerator: Accelerator
     on_progress: Callable[[Progress], None] = lambda progress: None
+    on_measured: Callable[[int, dict[str, Any]], None] = lambda step, measured: None
 
     def run(self) -> dict[str, Any]:
         """Trains to the end, from the last snapshot if there is one.
@@ -142,6 +144,8 @@ class Trainer:
             with average.in_place():
                 run.measured = heldout.measure()
             record({"heldout": run.measured})
+            if main:
+                self.on_measured(run.step, run.measured)
 
         if run.step == 0:
             measure()

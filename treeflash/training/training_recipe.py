@@ -11,9 +11,9 @@ from typing import Any, Self
 
 import attrs
 
-from treeflash.errors import RecipeError, UnknownNameError, bullet_list, nearest
+from treeflash.errors import RecipeError, bullet_list
 from treeflash.plugins import Registry
-from treeflash.recipe import TargetOptions, find, merge, read_tables
+from treeflash.recipe import TargetOptions, merge, open_tables, sort_tables, used_class
 from treeflash.structuring import structure
 from treeflash.training.settings import DataSettings, LossSettings, OptimizerSettings, TrainSettings
 
@@ -75,18 +75,9 @@ class TrainingRecipe:
             UnknownNameError: When there is no such recipe.
             RecipeError: Listing every fault.
         """
-        path = find(name, registry)
-        written = merge(read_tables(path, registry), overrides or {})
-        tables = merge(_DEFAULTS, written)
-        faults = [
-            f"unknown table [{table}]{nearest(table, _TABLES)}" for table in tables if table not in _TABLES
-        ]
-        faults += [
-            f"{table}: expected a table, found {value!r}"
-            for table, value in tables.items()
-            if table in _TABLES and not isinstance(value, Mapping)
-        ]
-        tables = {key: values for key, values in tables.items() if isinstance(values, Mapping)}
+        path, written = open_tables(name, registry, overrides)
+        faults: list[str] = []
+        tables = sort_tables(merge(_DEFAULTS, written), _TABLES, faults)
         if "train" not in written:
             faults.append(
                 "[train]: expected a table with a key steps: this recipe decodes, it does not train"
@@ -96,16 +87,16 @@ class TrainingRecipe:
             table: structure(tables.get(table, {}), settings, table, faults)
             for table, settings in {"target": TargetOptions, **_SETTINGS}.items()
         }
-        trainable = _used(tables, "drafter", "trainable", registry, faults)
+        trainable = used_class(tables, "drafter", "trainable", registry, faults)
         trainable_options = _options(tables, "drafter", trainable and trainable.Options, faults)
         refiner, refiner_options = None, None
         if "refiner" in tables:
-            refiner = _used(tables, "refiner", "refiner", registry, faults)
+            refiner = used_class(tables, "refiner", "refiner", registry, faults)
             if trainable is not None and not trainable.trains_refiners and refiner is not None:
                 faults.append("[refiner]: this drafter is trained without one")
             taught = getattr(refiner, "TrainingOptions", _NothingToTrain)
             refiner_options = _options(tables, "refiner", taught, faults)
-        loss = _used(tables, "loss", "loss", registry, faults)
+        loss = used_class(tables, "loss", "loss", registry, faults)
         own, common = _split(tables.get("loss", {}), LossSettings)
         loss_settings = structure(common, LossSettings, "loss", faults)
         loss_options = _options({"loss": own}, "loss", loss and loss.options_class(), faults)
@@ -132,28 +123,6 @@ class TrainingRecipe:
 @attrs.frozen
 class _NothingToTrain:
     """Options of a refiner that has no weights."""
-
-
-def _used(
-    tables: Mapping[str, Mapping[str, Any]], table: str, kind: str, registry: Registry, faults: list[str]
-) -> type[Any] | None:
-    use = tables.get(table, {}).get("use")
-    if not isinstance(use, str):
-        found = "nothing" if use is None else repr(use)
-        faults.append(f"{table}.use: expected a name, found {found}{nearest('', registry.components[kind])}")
-        return None
-    try:
-        return registry.component(kind, use)
-    except UnknownNameError as error:
-        hint = (
-            " (it can decode, but nothing says how it is trained)" if _decodes(registry, table, use) else ""
-        )
-        faults.append(f"{table}.use: {error}{hint}")
-        return None
-
-
-def _decodes(registry: Registry, table: str, use: str) -> bool:
-    return use in registry.components.get(table, {})
 
 
 def _options(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from treeflash.checkpoints.reader import Checkpoint
 from treeflash.components.refiners.trained import (
+    Contexts,
     Lesson,
     RefinerTrainingOptions,
     TrainedRefiner,
@@ -109,18 +110,10 @@ class Bilinear(TrainedRefiner):
         """Takes the rank from the options."""
         return BilinearNetwork(target.hidden_size, target.vocab_size, options.rank)
 
-    def lesson(
-        self,
-        hidden: Tensor,
-        normed: Tensor,
-        previous: Tensor,
-        embed: Callable[[Tensor], Tensor],
-        norm: Callable[[Tensor], Tensor],
-        columns: Tensor | None,
-    ) -> Lesson:
+    def lesson(self, contexts: Contexts) -> Lesson:
         """Adds the score of each token to the backbone's own logits."""
-        network = self.network
-        queries = network.predecessor(previous[:, 0]) * network.projection(normed)
+        network, normed, columns = self.network, contexts.normed, contexts.columns
+        queries = network.predecessor(contexts.previous[:, 0]) * network.projection(normed)
         table = network.successor.weight if columns is None else network.successor(columns)
 
         def logits(head: Callable[[Tensor], Tensor], own: Tensor, query: Tensor, table: Tensor) -> Tensor:

@@ -42,6 +42,27 @@ class RefinerTrainingOptions:
 
 
 @attrs.frozen(eq=False)
+class Contexts:
+    """Places in drafts, and the tokens that lead to each, R in all.
+
+    Attributes:
+        hidden: The backbone's states before its final norm, `[R, D]`.
+        normed: Behind it, `[R, D]`.
+        previous: int64 `[R, history]`: the tokens before.
+        embed: int64 `[...]` to `[..., D]`.
+        norm: The backbone's final norm.
+        columns: int64 `[V']`: the tokens that are scored; None for all.
+    """
+
+    hidden: Tensor
+    normed: Tensor
+    previous: Tensor
+    embed: Callable[[Tensor], Tensor]
+    norm: Callable[[Tensor], Tensor]
+    columns: Tensor | None
+
+
+@attrs.frozen(eq=False)
 class Lesson:
     """Contexts whose distributions are compared with the target's, a few rows of logits at a time.
 
@@ -100,27 +121,14 @@ class TrainedRefiner(Refiner):
         """
 
     @abstractmethod
-    def lesson(
-        self,
-        hidden: Tensor,
-        normed: Tensor,
-        previous: Tensor,
-        embed: Callable[[Tensor], Tensor],
-        norm: Callable[[Tensor], Tensor],
-        columns: Tensor | None,
-    ) -> Lesson:
-        """Prepares some contexts for training.
+    def lesson(self, contexts: Contexts) -> Lesson:
+        """Prepares contexts for training.
 
         Args:
-            hidden: The backbone's states before its final norm, `[R, D]`.
-            normed: Behind it, `[R, D]`.
-            previous: int64 `[R, history]`: the tokens before.
-            embed: int64 `[...]` to `[..., D]`.
-            norm: The backbone's final norm.
-            columns: int64 `[V']`: the tokens that are scored; None for all.
+            contexts: The contexts.
 
         Returns:
-            The rows, with gradients.
+            Their rows, with gradients.
         """
 
     @classmethod
@@ -194,18 +202,12 @@ class HiddenRefiner(TrainedRefiner):
         corrected = draft.hidden[:, slots] + self.correction(embedded, draft.normed, slots)
         return draft.head.top_k(draft.head.norm(corrected), k)
 
-    def lesson(
-        self,
-        hidden: Tensor,
-        normed: Tensor,
-        previous: Tensor,
-        embed: Callable[[Tensor], Tensor],
-        norm: Callable[[Tensor], Tensor],
-        columns: Tensor | None,
-    ) -> Lesson:
+    def lesson(self, contexts: Contexts) -> Lesson:
         """Corrects the hidden states; the head does the rest."""
-        change = self.correction(embed(previous)[None], normed[None], slice(None))[0]
-        return Lesson((norm(hidden + change),), (), lambda head, corrected: head(corrected))
+        embedded, normed = contexts.embed(contexts.previous), contexts.normed
+        change = self.correction(embedded[None], normed[None], slice(None))[0]
+        corrected = contexts.norm(contexts.hidden + change)
+        return Lesson((corrected,), (), lambda head, rows: head(rows))
 
     @abstractmethod
     def correction(self, embedded: Tensor, normed: Tensor, slots: Tensor | slice) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from treeflash.checkpoints.writing import write_checkpoint
 from treeflash.components.drafters.dflash_network import DFlashNetwork
-from treeflash.components.refiners.trained import Lesson, TrainedRefiner
+from treeflash.components.refiners.trained import Contexts, Lesson, TrainedRefiner
 from treeflash.components.trainables.blocks import Blocks, draw_anchors, position_weights
 from treeflash.components.trainables.comparison import Answers, Comparison, measure
 from treeflash.components.trainables.dflash_start import DFlashSizes, start_network
@@ -212,7 +212,9 @@ class DFlashTrainable(Trainable):
 
     def _lesson(self, hidden: Tensor, normed: Tensor, previous: Tensor, columns: Tensor | None) -> Lesson:
         assert self.refiner is not None, "asked for with a refiner alone"
-        return self.refiner.lesson(hidden, normed, previous, self._embed, self.network.norm, columns)
+        return self.refiner.lesson(
+            Contexts(hidden, normed, previous, self._embed, self.network.norm, columns)
+        )
 
     def _histories(self, text: PackedText, rows: Tensor) -> Tensor:
         """The true tokens before each drafted slot, int64 `[A, P, history]`, the older first."""

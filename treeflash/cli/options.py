@@ -1,0 +1,53 @@
+"""Options that several commands share."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+
+from treeflash.recipe import merge, parse_overrides
+
+overrides_option = click.option(
+    "-o",
+    "overrides",
+    multiple=True,
+    metavar="TABLE.KEY=VALUE",
+    help="Override the recipe: selector.budget=31.",
+)
+dtype_option = click.option("--dtype", help="float32, bfloat16, ...: in place of the recipe's.")
+
+
+def laid_over(overrides: Sequence[str], dtype: str | None) -> dict[str, Any]:
+    """The tables that the options lay over a recipe.
+
+    Args:
+        overrides: Of `-o`.
+        dtype: Of `--dtype`; what `-o` says goes before it.
+
+    Returns:
+        The tables.
+    """
+    shorthand = {} if dtype is None else {"target": {"dtype": dtype}}
+    return merge(shorthand, parse_overrides(overrides))
+
+
+def progress_bar(*, quiet: bool = False) -> Progress:
+    """A bar with counts, the time left and a field `figures`, on the error stream; gone at its end."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=10),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        # Last, where a narrow screen cuts it off.
+        TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=True)),
+    )
+    return Progress(*columns, console=Console(stderr=True, quiet=quiet), transient=True)
