@@ -19,7 +19,8 @@ from rich.table import Table
 
 from treeflash.plugins import Registry
 from treeflash.prompts import read_prompts
-from treeflash.recipe import Recipe, parse_overrides
+from treeflash.recipe import Recipe
+from treeflash.recipe_tables import parse_overrides
 
 STAGES = ("draft", "build", "refine", "select", "verify", "commit")
 RECIPES = ["smollm2-plain", "smollm2-dflash", "smollm2-ddtree", "smollm2-treeflash"]

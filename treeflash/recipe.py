@@ -4,8 +4,7 @@ A recipe is a TOML file with a table per part. `use` names the component, the ot
 options. `extends` names another recipe to start from.
 """
 
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,13 +16,13 @@ from treeflash.errors import (
     InputError,
     RecipeError,
     TreeflashError,
-    UnknownNameError,
     bullet_list,
     nearest,
 )
 from treeflash.interfaces import BuildContext
-from treeflash.places import anchored, locate, on_disk
+from treeflash.places import locate, on_disk
 from treeflash.plugins import KINDS, Registry
+from treeflash.recipe_tables import merge, open_tables, sort_tables, used_class
 from treeflash.structuring import structure
 from treeflash.target import HuggingFaceTarget, load_target
 from treeflash.target_interface import Target
@@ -202,187 +201,6 @@ def load(name: str | Path, **overrides: Mapping[str, Any]) -> Decoder:
     """
     registry = Registry.load()
     return Recipe.load(name, registry, overrides).build(registry)
-
-
-def find(name: str | Path, registry: Registry) -> Path:
-    """Finds a recipe's file.
-
-    Args:
-        name: A recipe's name, or the path of a TOML file.
-        registry: What is installed.
-
-    Returns:
-        The file.
-
-    Raises:
-        UnknownNameError: When there is none.
-    """
-    if isinstance(name, Path) or name.endswith(".toml"):
-        path = Path(name)
-        if not path.is_file():
-            raise UnknownNameError(f"no recipe file {path}")
-        return path
-    return registry.recipe(name)
-
-
-def parse_overrides(assignments: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Reads assignments like `selector.budget=31`.
-
-    Args:
-        assignments: `table.key=value`; a value is typed as in TOML, and a string when it is none.
-
-    Returns:
-        Tables to lay over a recipe.
-
-    Raises:
-        RecipeError: For anything else, listing every fault.
-    """
-    tables: dict[str, dict[str, Any]] = {}
-    faults = []
-    for assignment in assignments:
-        place, equals, text = assignment.partition("=")
-        table, dot, key = place.strip().partition(".")
-        if not (equals and dot and table and key):
-            faults.append(f"expected table.key=value, found {assignment!r}")
-            continue
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text.strip()
-        tables.setdefault(table, {})[key] = value
-    if faults:
-        raise RecipeError(bullet_list("overrides", faults))
-    return tables
-
-
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Lays tables over others, key by key.
-
-    Args:
-        base: The tables below.
-        over: The tables above. One that names another component replaces the table below it, whose
-            options belong to the component it no longer uses.
-
-    Returns:
-        The merged tables.
-    """
-    merged = dict(base)
-    for table, values in over.items():
-        below = base.get(table)
-        if isinstance(below, Mapping) and isinstance(values, Mapping):
-            same = values.get("use", below.get("use")) == below.get("use")
-            values = {**below, **values} if same else values
-        merged[table] = values
-    return merged
-
-
-def open_tables(
-    name: str | Path, registry: Registry, overrides: Mapping[str, Mapping[str, Any]] | None
-) -> tuple[Path, dict[str, Any]]:
-    """Finds a recipe and reads what it says.
-
-    Args:
-        name: A recipe's name, or the path of a TOML file.
-        registry: What is installed.
-        overrides: Tables laid over the file's.
-
-    Returns:
-        The file, and its tables, unchecked.
-
-    Raises:
-        UnknownNameError: When there is no such recipe.
-        RecipeError: When it cannot be read.
-    """
-    path = find(name, registry)
-    return path, merge(read_tables(path, registry), overrides or {})
-
-
-def sort_tables(
-    tables: Mapping[str, Any], known: Sequence[str], faults: list[str]
-) -> dict[str, Mapping[str, Any]]:
-    """Keeps the tables among what a recipe says.
-
-    Args:
-        tables: What it says.
-        known: Names of the tables it may have.
-        faults: Every fault is added here.
-
-    Returns:
-        The tables.
-    """
-    faults += [f"unknown table [{table}]{nearest(table, known)}" for table in tables if table not in known]
-    faults += [
-        f"{table}: expected a table, found {value!r}"
-        for table, value in tables.items()
-        if table in known and not isinstance(value, Mapping)
-    ]
-    return {table: values for table, values in tables.items() if isinstance(values, Mapping)}
-
-
-def used_class(
-    tables: Mapping[str, Mapping[str, Any]], table: str, kind: str, registry: Registry, faults: list[str]
-) -> Any:
-    """The class that a table's `use` names.
-
-    Args:
-        tables: The tables.
-        table: Which of them.
-        kind: What it should be, as the registry calls it.
-        registry: What is installed.
-        faults: Every fault is added here.
-
-    Returns:
-        The class; None when there is none.
-    """
-    use = tables.get(table, {}).get("use")
-    if not isinstance(use, str):
-        found = "nothing" if use is None else repr(use)
-        known = nearest("", registry.components[kind])
-        faults.append(f"{table}.use: expected a name, found {found}{known}")
-        return None
-    try:
-        return registry.component(kind, use)
-    except UnknownNameError as error:
-        faults.append(f"{table}.use: {error}")
-        return None
-
-
-def read_tables(path: Path, registry: Registry, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Reads a file and what it extends.
-
-    Args:
-        path: The file.
-        registry: What is installed.
-        seen: Files that extend it.
-
-    Returns:
-        Its tables, unchecked.
-
-    Raises:
-        RecipeError: When a file cannot be read, or extends itself.
-    """
-    path = path.resolve()
-    if path in seen:
-        way = " -> ".join(file.name for file in (*seen, path))
-        raise RecipeError(f"{path}: extends itself ({way})")
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: not valid TOML ({error})") from None
-    except OSError as error:
-        raise RecipeError(f"{path}: cannot be read ({error.strerror})") from None
-    tables = anchored(tables, path.parent)
-    base = tables.pop("extends", None)
-    if base is None:
-        return tables
-    if not isinstance(base, str):
-        raise RecipeError(f"{path}: extends: expected a recipe's name, found {base!r}")
-    name = str(path.parent / base) if base.endswith(".toml") else base
-    try:
-        below = find(name, registry)
-    except UnknownNameError as error:
-        raise RecipeError(f"{path}: extends: {error}") from None
-    return merge(read_tables(below, registry, (*seen, path)), tables)
 
 
 def _components(

@@ -8,7 +8,8 @@ from treeflash.components.selectors.chain import Chain
 from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.errors import RecipeError, UnknownNameError
 from treeflash.plugins import Registry
-from treeflash.recipe import Recipe, merge, parse_overrides
+from treeflash.recipe import Recipe
+from treeflash.recipe_tables import merge, parse_overrides
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.components.verifiers.sdpa_tree import SdpaTree
 from treeflash.errors import RecipeError
 from treeflash.plugins import Registry
-from treeflash.recipe import Recipe, find
+from treeflash.recipe import Recipe
+from treeflash.recipe_tables import find
 from treeflash.training.training_recipe import TrainingRecipe
 
 FILES = {path.stem: path for path in sorted(treeflash_recipes().rglob("*.toml"))}

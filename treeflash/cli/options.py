@@ -14,7 +14,7 @@ from rich.progress import (
 )
 from rich.table import Column
 
-from treeflash.recipe import merge, parse_overrides
+from treeflash.recipe_tables import merge, parse_overrides
 
 overrides_option = click.option(
     "-o",

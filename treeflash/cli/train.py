@@ -9,7 +9,7 @@ import click
 from treeflash.cli.options import overrides_option, progress_bar
 from treeflash.errors import TrainingError
 from treeflash.plugins import Registry
-from treeflash.recipe import parse_overrides
+from treeflash.recipe_tables import parse_overrides
 
 
 @click.command(short_help="Train a drafter on the target's answers.")

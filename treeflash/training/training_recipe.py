@@ -13,7 +13,8 @@ import attrs
 
 from treeflash.errors import RecipeError, bullet_list
 from treeflash.plugins import Registry
-from treeflash.recipe import TargetOptions, merge, open_tables, sort_tables, used_class
+from treeflash.recipe import TargetOptions
+from treeflash.recipe_tables import merge, open_tables, sort_tables, used_class
 from treeflash.structuring import structure
 from treeflash.training.settings import DataSettings, LossSettings, OptimizerSettings, TrainSettings
 
