@@ -1,6 +1,8 @@
 """Several texts in one row, and what the target made of them: what a drafter is trained on."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Self
 
 import attrs
@@ -16,15 +18,15 @@ class PackedText:
         token_ids: int64 `[S]`.
         text_of: int64 `[S]`: which text each position belongs to, ascending.
         positions: int64 `[S]`: each position in its own text, from 0.
-        is_answer: bool `[S]`: true where the token was written by the target.
         bounds: Where in the row each text begins, and the row's end.
+        answers: Where in the row each text's answer begins: its prompt has at least one token.
     """
 
     token_ids: Tensor
     text_of: Tensor
     positions: Tensor
-    is_answer: Tensor
     bounds: tuple[int, ...]
+    answers: tuple[int, ...]
 
     @classmethod
     def pack(
@@ -33,23 +35,30 @@ class PackedText:
         """Puts texts side by side.
 
         Args:
-            texts: Prompt and answer ids of each.
+            texts: Prompt and answer ids of each, neither empty.
             device: Where the row goes.
 
         Returns:
             The row.
         """
-        parts: list[list[Tensor]] = [[], [], [], []]
-        bounds = [0]
-        for number, (prompt, answer) in enumerate(texts):
-            length = len(prompt) + len(answer)
-            parts[0].append(torch.tensor([*prompt, *answer]))
-            parts[1].append(torch.full((length,), number))
-            parts[2].append(torch.arange(length))
-            parts[3].append(torch.arange(length) >= len(prompt))
-            bounds.append(bounds[-1] + length)
-        ids, text_of, positions, is_answer = (torch.cat(part).to(device) for part in parts)
-        return cls(ids, text_of, positions, is_answer, tuple(bounds))
+        bounds, answers = [0], []
+        for prompt, answer in texts:
+            answers.append(bounds[-1] + len(prompt))
+            bounds.append(answers[-1] + len(answer))
+        lengths = torch.tensor([end - begin for begin, end in pairwise(bounds)])
+        text_of = torch.arange(len(texts)).repeat_interleave(lengths)
+        positions = torch.arange(bounds[-1]) - torch.tensor(bounds)[text_of]
+        ids = torch.tensor([token for prompt, answer in texts for token in (*prompt, *answer)])
+        ids, text_of, positions = (part.to(device, non_blocking=True) for part in (ids, text_of, positions))
+        return cls(ids, text_of, positions, tuple(bounds), tuple(answers))
+
+    def begin_before(self, place: int) -> int:
+        """Where the text begins that a place of the row lies in."""
+        return self.bounds[bisect_right(self.bounds, place) - 1]
+
+    def end_behind(self, place: int) -> int:
+        """Where the text ends that a place of the row lies in."""
+        return self.bounds[bisect_right(self.bounds, place)]
 
     def causal_visibility(self) -> Tensor:
         """Who sees whom when the target reads the row: bool `[S, S]`, each text by itself."""

@@ -167,7 +167,8 @@ def parse_overrides(assignments: Sequence[str]) -> dict[str, dict[str, Any]]:
         tables.setdefault(table, {})[key] = value
     if faults:
         raise RecipeError(bullet_list("overrides", faults))
-    return tables
+    # A folder given on the command line is one seen from there.
+    return anchored(tables, Path.cwd())
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

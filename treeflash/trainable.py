@@ -87,7 +87,9 @@ class TrainContext:
         target: The target it will draft for.
         locate: Turns a name, package path or relative path of the recipe into a folder on disk.
         loss: Compares distributions.
-        columns: int64 `[V']`, ascending: the tokens the loss looks at; None for all.
+        columns: int64 `[V']` on the CPU, ascending: the tokens the loss looks at; None for all.
+        frequent: Gives as many tokens as asked for, int64 on the CPU, ascending: the most frequent in the
+            answers to learn from.
         refiner: The refiner's class, None when the recipe names none.
         refiner_options: An instance of what the class is trained with.
         dtype: In which arithmetic is done; weights are float32 throughout.
@@ -98,6 +100,7 @@ class TrainContext:
     locate: Callable[[str], Path]
     loss: Loss
     columns: Tensor | None
+    frequent: Callable[[int], Tensor]
     refiner: type[Any] | None
     refiner_options: Any
     dtype: torch.dtype
@@ -127,7 +130,7 @@ class Simulation:
         rows: float64 `[P]`: distributions looked at, by depth.
         hits: float64 `[P]`: how many had their likeliest token written by the target.
         divergence: float64 `[P]`: total variation distances, summed.
-        blocks: Whole blocks looked at.
+        blocks: Blocks looked at, those that the end of a text cuts short among them.
         emitted: Tokens that steps over these blocks would emit, drafting the likeliest token as a chain.
     """
 
@@ -154,7 +157,8 @@ class Simulation:
 class Trainable(nn.Module, ABC):
     """A drafter, and the refiner behind it, as they are trained.
 
-    Its parameters are what is trained and saved; the target must not be among them.
+    Its parameters are what is trained and, with its persistent buffers, saved; the target must not be among
+    them.
 
     Attributes:
         Options: What a training recipe's `[drafter]` may hold.
@@ -224,8 +228,11 @@ class Trainable(nn.Module, ABC):
     def write(self, folder: Path) -> Mapping[str, Mapping[str, Any]]:
         """Writes the drafter's checkpoint.
 
+        Every process of a run calls it, since weights may be spread over them:
+        `treeflash.checkpoints.writing.gathered` brings one together.
+
         Args:
-            folder: An empty folder.
+            folder: An empty folder, of this process alone.
 
         Returns:
             The tables of a recipe that decodes with it, `checkpoint = "."` where one is named.

@@ -28,10 +28,10 @@ def generators(count, seed=0):
 
 def visibility(blocks, text):
     """All pieces in one mask, `[A * block_size, S + A * block_size]`."""
-    count, width = blocks.anchors.shape[0] * blocks.block_size, text.token_ids.shape[0]
+    count, width = len(blocks.anchors) * blocks.block_size, text.token_ids.shape[0]
     whole = torch.zeros(count, width + count, dtype=torch.bool)
     covered = []
-    for piece in blocks.pieces(text):
+    for piece in blocks.pieces():
         context = piece.context.stop - piece.context.start
         whole[piece.slots, piece.context] = piece.visible[:, :context]
         whole[piece.slots, width + piece.slots.start : width + piece.slots.stop] = piece.visible[:, context:]
@@ -55,16 +55,16 @@ def test_against_loops(case, size, seed, count):
         for index, (number, place, _, length) in enumerate(flat)
         if place + 1 < length and flat[index + 1][2]
     ]
-    assert set(anchors.tolist()) <= set(eligible)
+    assert set(anchors) <= set(eligible)
     for number in range(len(texts)):
         mine = [index for index in eligible if flat[index][0] == number]
-        assert len(set(anchors.tolist()) & set(mine)) == min(count, len(mine))
+        assert len(set(anchors) & set(mine)) == min(count, len(mine))
 
-    blocks = Blocks(anchors, size)
-    rows, visible, labelled = blocks.rows(text), visibility(blocks, text), blocks.has_label(text)
-    for block, anchor in enumerate(anchors.tolist()):
+    blocks = Blocks(text, anchors, size)
+    rows, visible, labelled = blocks.rows(), visibility(blocks, text), blocks.has_label()
+    for block, anchor in enumerate(anchors):
         number, place, _, length = flat[anchor]
-        assert blocks.positions(text)[block].tolist() == [place + slot for slot in range(size)]
+        assert blocks.positions()[block].tolist() == [place + slot for slot in range(size)]
         for slot in range(size):
             seen = visible[block * size + slot]
             context = [index for index in range(len(flat)) if flat[index][0] == number and index < anchor]
@@ -80,9 +80,9 @@ def test_against_loops(case, size, seed, count):
 
 def test_anchors_are_redrawn_and_reproducible():
     text = PackedText.pack([([1] * 4, [2] * 60)])
-    assert torch.equal(draw_anchors(text, 8, generators(1)), draw_anchors(text, 8, generators(1)))
+    assert draw_anchors(text, 8, generators(1)) == draw_anchors(text, 8, generators(1))
     once = generators(1)
-    assert not torch.equal(draw_anchors(text, 8, once), draw_anchors(text, 8, once))
+    assert draw_anchors(text, 8, once) != draw_anchors(text, 8, once)
 
 
 def test_a_text_is_asked_the_same_however_it_is_packed():
@@ -92,13 +92,12 @@ def test_a_text_is_asked_the_same_however_it_is_packed():
         for one, generator in zip(texts, generators(2), strict=True)
     ]
     together = draw_anchors(PackedText.pack(texts), 8, generators(2))
-    assert together.tolist() == [*alone[0].tolist(), *(33 + alone[1]).tolist()]
+    assert together == [*alone[0], *(33 + anchor for anchor in alone[1])]
 
 
 def test_many_blocks_are_computed_in_groups_that_see_no_more_than_they_need():
     text = PackedText.pack([([1] * 3, [2] * 90), ([1] * 3, [2] * 20)])
-    blocks = Blocks(draw_anchors(text, 50, generators(2)), 4)
-    pieces = blocks.pieces(text)
+    pieces = Blocks(text, draw_anchors(text, 50, generators(2)), 4).pieces()
     assert len(pieces) == 4 + 2
     for piece in pieces:
         assert piece.visible[:, : piece.context.stop - piece.context.start].any(dim=0).all()
@@ -132,15 +131,14 @@ def test_blocks_in_training_are_the_drafts_of_inference(tiny_target, models):
                     dflash.extend(memory, ids[:, :place], taps[-1][:, :place], torch.tensor([place]))
                     recent = ids[:, place - 1 : place + 1]
                     drafts.append(dflash.propose(memory, recent, Limits(size, size)).hidden[0])
-        blocks = Blocks(torch.tensor(anchors, device=device), size)
-        text = PackedText.pack(texts, device)
-        pieces = blocks.pieces(text)
+        blocks = Blocks(PackedText.pack(texts, device), anchors, size)
+        pieces = blocks.pieces()
         masks = torch.full((len(anchors), size - 1), dflash.facts.mask_token_id)
         slots = torch.cat([text.token_ids[anchors][:, None], masks], dim=1).to(device)
         hidden, _ = dflash.network.forward_blocks(
             tiny_target.embed(slots).flatten(0, 1)[None],
             torch.cat(taps, dim=1),
-            blocks.positions(text).flatten()[None].to(device),
+            blocks.positions().flatten()[None],
             text.positions[None].to(device),
             pieces,
         )

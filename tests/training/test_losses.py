@@ -6,7 +6,6 @@ import torch
 from treeflash.components.losses.cross_entropy import CrossEntropy
 from treeflash.components.losses.forward_kl import ForwardKl
 from treeflash.components.losses.total_variation import TotalVariation
-from treeflash.components.trainables import chunked
 from treeflash.components.trainables.chunked import chunked_sum
 
 LOSSES = [ForwardKl(), CrossEntropy(), TotalVariation()]
@@ -58,14 +57,13 @@ def weighted(loss, target):
     return function
 
 
-@pytest.mark.parametrize("size", [1, 5, 23, 1000])
-def test_sums_in_chunks_are_the_sum(monkeypatch, size):
+@pytest.mark.parametrize("step", [1, 5, 23, 1000])
+def test_sums_in_chunks_are_the_sum(step):
     """Values, and gradients both of rows and of what all rows share."""
-    monkeypatch.setattr(chunked, "_CHUNK", size)
     head, draft, target, labels, weights = case()
     function = weighted(ForwardKl(), head.detach())
     rows = (draft, labels, weights, target)
-    found, expected = chunked_sum(function, rows, (head,)), function(*rows, head)
+    found, expected = chunked_sum(function, rows, (head,), step=step), function(*rows, head)
     torch.testing.assert_close(found, expected)
     for one, other in zip(
         torch.autograd.grad(3 * found, (draft, head)),
@@ -79,21 +77,20 @@ def test_only_a_chunk_of_logits_is_kept():
     """What the graph holds on to between the passes is hidden states, and no row of logits."""
     vocabulary = 5000
     head, draft, target, labels, weights = case(rows=64, vocabulary=vocabulary)
-    found = chunked_sum(weighted(ForwardKl(), head.detach()), (draft, labels, weights, target))
+    found = chunked_sum(weighted(ForwardKl(), head.detach()), (draft, labels, weights, target), step=8)
     kept = found.grad_fn.saved_tensors
     assert [tuple(tensor.shape) for tensor in kept] == [tuple(draft.shape)]
 
 
 def test_no_rows_is_no_loss():
     head, draft, target, labels, weights = (part[:0] for part in case())
-    found = chunked_sum(
-        weighted(ForwardKl(), torch.ones(4, 6)), (draft, labels, weights, target), (head[:4],)
-    )
+    rows = (draft, labels, weights, target)
+    found = chunked_sum(weighted(ForwardKl(), torch.ones(4, 6)), rows, (head[:4],), step=8)
     assert float(found.detach()) == 0
 
 
 def test_without_gradients_it_only_adds_up():
     head, draft, target, labels, weights = case()
     with torch.no_grad():
-        found = chunked_sum(weighted(ForwardKl(), head), (draft, labels, weights, target), (head,))
+        found = chunked_sum(weighted(ForwardKl(), head), (draft, labels, weights, target), (head,), step=8)
     assert not found.requires_grad

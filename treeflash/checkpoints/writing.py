@@ -36,7 +36,7 @@ def write_checkpoint(
     weights = dict(backbone.state_dict())
     if refiner is not None:
         weights |= {f"{REFINER_PREFIX}{name}": tensor for name, tensor in refiner.state_dict().items()}
-    stored = {name: _whole(tensor).to("cpu", dtype).contiguous() for name, tensor in weights.items()}
+    stored = {name: gathered(tensor).to("cpu", dtype).contiguous() for name, tensor in weights.items()}
     try:
         save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -44,7 +44,14 @@ def write_checkpoint(
         raise CheckpointError(f"{folder}: cannot be written ({error.strerror})") from None
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    """A weight, gathered when training has spread it over processes."""
-    gathered: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return gathered.detach()
+def gathered(tensor: Tensor) -> Tensor:
+    """A weight, brought together when training has spread it over processes.
+
+    Args:
+        tensor: Of any shape.
+
+    Returns:
+        The whole of it, without gradient.
+    """
+    found: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return found.detach()

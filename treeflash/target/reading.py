@@ -72,7 +72,9 @@ class Reading:
             inputs["logits_to_keep"] = 1
         last = self.num_layers - 1
         layers = [None if layer == last else self.layers[layer] for layer in tap_layers]
-        with self.borrowed(), tapped(self._decoder, layers) as outputs:
+        # In the target's own precision, whatever the trainer around it computes in.
+        plain = torch.autocast(self.device.type, enabled=False)
+        with plain, self.borrowed(), tapped(self._decoder, layers) as outputs:
             self.model(**inputs)
         return torch.cat(outputs, dim=-1)[0]
 

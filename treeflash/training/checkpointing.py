@@ -13,7 +13,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import attrs
 from safetensors import SafetensorError
@@ -56,6 +56,16 @@ class Snapshots:
 
     folder: Path
     keep: int
+
+    @classmethod
+    def of_run(cls, out: Path, keep: int = 1) -> Self:
+        """Those of a run's folder."""
+        return cls(out / "checkpoints", keep)
+
+    def last_step(self) -> int:
+        """Steps done when the last one was written; 0 without one."""
+        last = self.last()
+        return 0 if last is None else int(last.name.rpartition("-")[2])
 
     def write(self, snapshot: Snapshot) -> Path:
         """Writes a snapshot, then drops those that are not kept.

@@ -62,11 +62,11 @@ class Corpus:
             The corpus.
 
         Raises:
-            InputError: For a directory of another target, a prompt that leaves no room, or when there is
-                nothing to train on or to measure on.
+            InputError: For a directory of another target or one that is not finished, a prompt that leaves
+                no room, or when there is nothing to train on or to measure on.
         """
         train: list[Text] = []
-        heldout: list[Text] = []
+        held: list[tuple[str, int, Text]] = []
         faults: list[str] = []
         for folder in folders:
             store = AnswerStore(folder)
@@ -76,23 +76,32 @@ class Corpus:
                     f"{folder}: its answers are another target's: expected those of {target_digest}, "
                     f"found those of {written_by}"
                 )
-            for row in store.rows():
+            rows, wanted = list(store.rows()), store.manifest().get("rows")
+            if len(rows) != wanted:
+                raise InputError(
+                    f"{folder}: has {len(rows)} of {wanted} answers; start the treeflash regenerate that "
+                    "made it again, to finish it"
+                )
+            for row in rows:
                 if len(row.prompt_ids) >= length:
                     faults.append(f"{folder}: prompt {row.key} has {len(row.prompt_ids)} tokens")
-                elif row.answer_ids:
-                    (train if row.split == "train" else heldout).append(_text(row, length))
+                elif row.split == "train":
+                    train.append(_text(row, length))
+                else:
+                    held.append((row.key, row.turn, _text(row, length)))
         if faults:
             shown = [*faults[:_SHOWN_FAULTS], *(["..."] if len(faults) > _SHOWN_FAULTS else [])]
             raise InputError(bullet_list(f"prompts that leave no room in data.length = {length}", shown))
         named = ", ".join(map(str, folders))
         if not train:
             raise InputError(f"{named}: expected answers to train on, found none")
-        if not heldout:
+        if not held:
             raise InputError(
                 f"{named}: expected held-out answers to measure on, found none; regenerate with a greater "
                 "--heldout"
             )
-        heldout = heldout[:heldout_texts]
+        # By key, which is a hash: some of every directory, of prompts long and short.
+        heldout = [text for *_, text in sorted(held, key=lambda entry: entry[:2])][:heldout_texts]
         found = hashlib.sha256()
         for text in (*train, *heldout):
             found.update(

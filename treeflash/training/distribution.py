@@ -3,13 +3,42 @@
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from accelerate import Accelerator
+from accelerate.utils import DistributedType
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from treeflash.errors import InputError
 from treeflash.trainable import Trainable
+
+
+def start_process(device: str) -> tuple[Accelerator, str]:
+    """Finds out what this process is one of.
+
+    Args:
+        device: What the recipe says; "auto" is a GPU of this process's own when there is one.
+
+    Returns:
+        The accelerator, and the device to put the target on.
+
+    Raises:
+        InputError: For a launch that cannot be used.
+    """
+    on_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no")
+    kinds = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+    if accelerator.distributed_type not in kinds:
+        raise InputError(
+            f"expected a plain launch (torchrun, and train.shard = true to share weights out), found "
+            f"{accelerator.distributed_type.value}"
+        )
+    if device not in ("auto", "cpu") and accelerator.num_processes > 1:
+        raise InputError(f'target.device: expected "auto" or "cpu" for several processes, found {device!r}')
+    if device != "auto":
+        return accelerator, device
+    return accelerator, "cpu" if on_cpu else str(accelerator.device)
 
 
 def distribute(trainable: Trainable, accelerator: Accelerator, *, shard: bool) -> Any:
@@ -27,7 +56,8 @@ def distribute(trainable: Trainable, accelerator: Accelerator, *, shard: bool) -
         InputError: When there is one process to share weights out over.
     """
     if not shard:
-        return accelerator.prepare(trainable)
+        # It is where the target is.
+        return accelerator.prepare(trainable, device_placement=[False])
     if accelerator.num_processes == 1:
         raise InputError("train.shard: expected several processes, found one; start them with torchrun")
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
@@ -51,6 +81,29 @@ def exchanging(model: Any, now: bool) -> AbstractContextManager[Any]:
         return nullcontext()
     alone = now or not hasattr(model, "no_sync")
     return nullcontext() if alone else model.no_sync()
+
+
+def settle(model: Any) -> None:
+    """Lets go of weights that were gathered for a pass, so that what they are next is taken up anew."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
+def passes_of_all(model: Any, mine: int, accelerator: Accelerator) -> int:
+    """How many passes this process takes part in, in a step.
+
+    Args:
+        model: From `distribute`.
+        mine: Passes it has rows for.
+        accelerator: Of this process.
+
+    Returns:
+        The most that any process has, where weights are gathered for each pass by all together.
+    """
+    if not isinstance(model, FSDPModule):
+        return mine
+    count = torch.tensor([mine], device=accelerator.device)
+    return int(accelerator.gather(count).max())
 
 
 def whole(value: Any) -> Any:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from treeflash.errors import InputError, TreeflashError, bullet_list
+from safetensors import SafetensorError
+
+from treeflash.errors import InputError, bullet_list
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -34,6 +36,12 @@ def write_atomically(path: Path, text: str) -> None:
         ) from None
 
 
+def flush(path: Path) -> None:
+    """Makes sure that a file is on the disk, not on its way there."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     """Writes a folder beside its place and renames it, in place of one that is there.
 
@@ -51,16 +59,18 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
             shutil.rmtree(rest, ignore_errors=True)
         partial.mkdir(parents=True)
         fill(partial)
+        for file in partial.iterdir():
+            flush(file)
         if path.exists():
             path.rename(before)
         partial.rename(path)
         shutil.rmtree(before, ignore_errors=True)
-    except TreeflashError:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    except Exception as error:  # the disk, or safetensors' own way of saying so
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise InputError(f"{path}: cannot be written ({error}); what was written before is whole") from None
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 def begin(folder: Path, name: str, manifest: Mapping[str, Any]) -> None:
@@ -76,7 +86,7 @@ def begin(folder: Path, name: str, manifest: Mapping[str, Any]) -> None:
     """
     path = folder / name
     if path.is_file():
-        before, now = _flat(read_manifest(folder, name, "a folder of this kind")), _flat(manifest)
+        before, now = flat(read_manifest(folder, name, "a folder of this kind")), flat(manifest)
         faults = [
             f"{key}: expected {before.get(key)!r} as before, found {now.get(key)!r}"
             for key in sorted({*before, *now})
@@ -113,12 +123,20 @@ def read_manifest(folder: Path, name: str, expected: str) -> dict[str, Any]:
     return found
 
 
-def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Keys of nested tables, dotted."""
-    flat: dict[str, Any] = {}
+def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Writes nested tables as one, with dotted keys.
+
+    Args:
+        tables: The tables.
+        prefix: Of every key.
+
+    Returns:
+        A value for each key; tuples are lists, as JSON has them.
+    """
+    found: dict[str, Any] = {}
     for key, value in tables.items():
         if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
+            found |= flat(value, f"{prefix}{key}.")
         else:
-            flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
-    return flat
+            found[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
+    return found

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from treeflash.components.trainables.chunked import rows_at_once
 from treeflash.packed_text import PackedText
 from treeflash.trainable import Simulation, Task, Trainable
 from treeflash.training.corpus import Corpus, pack, passes
@@ -61,7 +62,7 @@ class HeldOut:
         mass = rows = 0.0
         for numbers, row, _ in self.rows:
             normed = self.states.read(numbers, row).normed
-            for piece in torch.split(_speaking(row, normed), 64):
+            for piece in torch.split(_speaking(row, normed), rows_at_once(target.vocab_size, normed.device)):
                 probabilities = target.finish(head(piece).float()).softmax(dim=-1)
                 mass += float(piece.shape[0] - probabilities[:, columns.to(piece.device)].sum())
                 rows += piece.shape[0]
@@ -70,9 +71,9 @@ class HeldOut:
 
 def _speaking(row: PackedText, normed: torch.Tensor) -> torch.Tensor:
     """The states behind which the target wrote a token."""
-    follows = torch.zeros_like(row.is_answer)
-    follows[:-1] = row.is_answer[1:]
-    return normed[follows]
+    return torch.cat(
+        [normed[begin - 1 : end - 1] for begin, end in zip(row.answers, row.bounds[1:], strict=True)]
+    )
 
 
 def headline(measured: dict[str, Any]) -> float:

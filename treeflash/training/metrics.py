@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from treeflash.errors import InputError
 from treeflash.training.folders import write_atomically
 
 METRICS = "metrics.jsonl"
@@ -24,7 +25,7 @@ class Metrics:
 
     def __init__(self, folder: Path, step: int, *, tensorboard: bool) -> None:
         self.path = folder / METRICS
-        kept = [line for line in read_metrics(folder) if line["step"] <= step]
+        kept = [line for line in read_metrics(folder) if step > 0 and line["step"] <= step]
         write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept))
         self._events: Any = None
         if tensorboard:
@@ -34,8 +35,11 @@ class Metrics:
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Writes a line."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be written ({error.strerror})") from None
         if self._events is not None:
             for name, value in _scalars(line):
                 self._events.add_scalar(name, value, line["step"])

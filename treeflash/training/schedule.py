@@ -51,6 +51,6 @@ class Watch:
             return f"the loss is {loss}"
         self.recent = loss if self.recent is None else _MEMORY * self.recent + (1 - _MEMORY) * loss
         self.lowest = min(self.lowest, self.recent)
-        if self.recent > 2 * self.lowest + _MARGIN:
+        if self.recent - self.lowest > max(_MARGIN, abs(self.lowest)):
             return f"the loss diverges: its mean rose from {self.lowest:.2f} to {self.recent:.2f}"
         return None

@@ -15,19 +15,21 @@ from treeflash.places import locate
 from treeflash.plugins import Registry
 from treeflash.recipe import open_target
 from treeflash.trainable import Trainable, TrainContext
+from treeflash.training.checkpointing import Snapshots
 from treeflash.training.corpus import Corpus
+from treeflash.training.distribution import start_process
 from treeflash.training.draws import weights_generator
 from treeflash.training.folders import begin
 from treeflash.training.measuring import HeldOut
 from treeflash.training.metrics import read_metrics
 from treeflash.training.plots import draw
+from treeflash.training.run_record import begin_run, digest, read_adjusted
 from treeflash.training.settings import CACHE
 from treeflash.training.shipping import RECIPE, ship
 from treeflash.training.states import CachedStates, ComputedStates, States, check_labels
 from treeflash.training.trainer import Progress, Trainer
 from treeflash.training.training_recipe import TrainingRecipe
 
-RUN = "run.json"
 STATES = "states.json"
 
 
@@ -71,12 +73,8 @@ def train(
         TreeflashError: When recipe, data and target do not go together, the folder was begun with other
             settings, the disk is full, or the run cannot go on.
     """
-    place = recipe.target.device
-    on_cpu = place == "cpu" or (place == "auto" and not torch.cuda.is_available())
-    accelerator = Accelerator(cpu=on_cpu)
+    accelerator, place = start_process(recipe.target.device)
     listener = listener if accelerator.is_main_process and listener is not None else Listener()
-    if place == "auto":  # each process has a device of its own
-        place = "cpu" if on_cpu else str(accelerator.device)
     target = open_target(attrs.evolve(recipe.target, device=place), registry)
     corpus = Corpus.read(folders, target.digest(), recipe.data.length, recipe.data.heldout_texts)
     check_labels(target, corpus.train[0])
@@ -89,6 +87,7 @@ def train(
             locate=locate,
             loss=recipe.loss.from_options(recipe.loss_options, None),
             columns=columns,
+            frequent=lambda size: corpus.shortlist(size, target.vocab_size),
             refiner=recipe.refiner,
             refiner_options=recipe.refiner_options,
             dtype=torch.bfloat16 if recipe.train.dtype == "bfloat16" else torch.float32,
@@ -99,14 +98,14 @@ def train(
     if not trained:
         raise CompositionError(f"{recipe.path}: nothing is left to train")
     parameters = sum(weight.numel() for weight in trainable.parameters())
-    begun: dict[str, Any] = {
-        "recipe": recipe.tables,
-        "data": corpus.fingerprint,
-        "target": target.digest(),
-        "processes": accelerator.num_processes,
-    }
     if accelerator.is_main_process:
-        begin(out, RUN, begun)
+        facts = {
+            "data": corpus.fingerprint,
+            "target": target.digest(),
+            "first_weights": digest(trainable),
+            "processes": accelerator.num_processes,
+        }
+        begin_run(out, recipe.tables, facts, Snapshots.of_run(out).last_step())
     accelerator.wait_for_everyone()
     states = _states(recipe, trainable, corpus, out, accelerator, listener)
     listener.say(
@@ -144,6 +143,7 @@ def train(
         "parameters": parameters,
         "trained_parameters": trained,
         "steps": recipe.train.steps,
+        "settings_on_the_way": read_adjusted(out),
         **result,
         "versions": {"treeflash": __version__, "torch": torch.__version__},
     }
@@ -169,7 +169,8 @@ def _states(
     computed = ComputedStates(target, trainable.tap_layers)
     if recipe.data.states != CACHE:
         return computed
-    cached = CachedStates(computed, out / "states", corpus.texts)
+    folder = recipe.data.states_folder
+    cached = CachedStates(computed, out / "states" if folder is None else Path(folder), corpus.texts)
     if accelerator.is_main_process:
         manifest: Mapping[str, Any] = {
             "target": target.digest(),
@@ -183,8 +184,8 @@ def _states(
     if cached.missing():
         listener.say(f"the target's states take {cached.size() / 1e9:.2f} GB in {cached.folder}")
         total, done = sum(text.length for text in corpus.texts), 0
-        for read in cached.fill(slice(accelerator.process_index, None, accelerator.num_processes)):
-            done += read
+        for read in cached.fill(accelerator.process_index, accelerator.num_processes):
+            done += read * accelerator.num_processes
             listener.on_states(done, total)
     accelerator.wait_for_everyone()
     return cached

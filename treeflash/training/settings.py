@@ -44,12 +44,15 @@ class DataSettings:
         length: Tokens read in one pass at most: texts are packed up to it, and cut off behind it. A step is
             made of as many passes as its texts need.
         states: "cache" keeps what the target makes of the texts on disk, "compute" computes it each time.
+        states_folder: Where it is kept, seen from the working directory, to be shared by runs on the same
+            data; in the run's folder when not given.
         heldout_texts: Held-out texts that are measured, at most.
     """
 
     batch_size: int = attrs.field(default=16, validator=ge(1))
     length: int = attrs.field(default=2048, validator=ge(8))
     states: str = attrs.field(default=CACHE, validator=in_((COMPUTE, CACHE)))
+    states_folder: str | None = None
     heldout_texts: int = attrs.field(default=32, validator=ge(1))
 
 

@@ -19,6 +19,7 @@ from treeflash.errors import InputError, UnsupportedTargetError
 from treeflash.packed_text import PackedText, ReadText
 from treeflash.target import HuggingFaceTarget
 from treeflash.training.corpus import Text, pack, passes
+from treeflash.training.folders import flush
 
 # Texts a file: few enough to begin again after a kill without much lost.
 _SHARD = 32
@@ -108,11 +109,12 @@ class CachedStates:
                 'free; expected room for them and 1 GB more, or data.states = "compute"'
             )
 
-    def fill(self, share: slice = slice(None)) -> Iterator[int]:
+    def fill(self, process: int = 0, processes: int = 1) -> Iterator[int]:
         """Writes what is missing, file by file.
 
         Args:
-            share: Which of the missing files are this process's to write.
+            process: Number of this process; each has files of its own to write.
+            processes: How many there are.
 
         Yields:
             Tokens read, after each file.
@@ -120,12 +122,12 @@ class CachedStates:
         Raises:
             InputError: When the disk does not take it.
         """
-        missing = self.missing()[share]
+        mine = [number for number in self.missing() if number % processes == process]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{self.folder}: cannot be made ({error.strerror})") from None
-        for number in missing:
+        for number in mine:
             yield self._write(number)
 
     def read(self, numbers: Sequence[int], text: PackedText) -> ReadText:
@@ -164,6 +166,7 @@ class CachedStates:
         partial = path.with_name(f".{path.name}.partial")
         try:
             save_file(tensors, partial)
+            flush(partial)
             partial.replace(path)
         except (OSError, SafetensorError) as error:
             partial.unlink(missing_ok=True)

@@ -24,7 +24,14 @@ from treeflash.trainable import Task, Trainable
 from treeflash.training.averaging import WeightAverage
 from treeflash.training.checkpointing import Snapshot, Snapshots
 from treeflash.training.corpus import Corpus, pack, passes
-from treeflash.training.distribution import distribute, exchanging, summed, whole
+from treeflash.training.distribution import (
+    distribute,
+    exchanging,
+    passes_of_all,
+    settle,
+    summed,
+    whole,
+)
 from treeflash.training.draws import batch_of, question_generator
 from treeflash.training.measuring import HeldOut, headline
 from treeflash.training.metrics import Metrics
@@ -129,7 +136,7 @@ class Trainer:
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         optimizer = self._optimizer(weights)
         average = WeightAverage(weights, self.train.average)
-        snapshots = Snapshots(self.folder / "checkpoints", self.train.keep)
+        snapshots = Snapshots.of_run(self.folder, self.train.keep)
         last = snapshots.last()
         run = Run() if last is None else self._restore(snapshots.read(last), model, optimizer, average)
         main = self.accelerator.is_main_process
@@ -143,6 +150,7 @@ class Trainer:
         def measure() -> None:
             with average.in_place():
                 run.measured = heldout.measure()
+                settle(model)
             record({"heldout": run.measured})
             if main:
                 self.on_measured(run.step, run.measured)
@@ -225,11 +233,14 @@ class Trainer:
             group["lr"] = self._rate(step)
         optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64, device=device)
-        for index, part in enumerate(work):
+        count = passes_of_all(model, len(work), accelerator)
+        for index in range(count):
+            # One that runs out of rows takes part with its last, which then counts for nothing.
+            part, counts = work[min(index, len(work) - 1)], float(index < len(work))
             read = self.states.read(part.numbers, part.row)
-            with exchanging(model, now=index + 1 == len(work)):
+            with exchanging(model, now=index + 1 == count):
                 with torch.autocast(device.type, torch.bfloat16, enabled=self.train.dtype == BFLOAT16):
-                    loss = model(part.task, read)
+                    loss = model(part.task, read) * counts
                 # Processes' gradients are averaged where they should be summed.
                 (loss * (accelerator.num_processes / weight)).backward()
             total += loss.detach().double()

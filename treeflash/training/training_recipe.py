@@ -89,7 +89,7 @@ class TrainingRecipe:
             for table, settings in {"target": TargetOptions, **_SETTINGS}.items()
         }
         trainable = used_class(tables, "drafter", "trainable", registry, faults)
-        trainable_options = _options(tables, "drafter", trainable and trainable.Options, faults)
+        trainable_options = _options(tables, "drafter", getattr(trainable, "Options", None), faults)
         refiner, refiner_options = None, None
         if "refiner" in tables:
             refiner = used_class(tables, "refiner", "refiner", registry, faults)
@@ -97,6 +97,7 @@ class TrainingRecipe:
                 faults.append("[refiner]: this drafter is trained without one")
             taught = getattr(refiner, "TrainingOptions", _NothingToTrain)
             refiner_options = _options(tables, "refiner", taught, faults)
+        _check_decoding(tables, registry, faults)
         loss = used_class(tables, "loss", "loss", registry, faults)
         own, common = _split(tables.get("loss", {}), LossSettings)
         loss_settings = structure(common, LossSettings, "loss", faults)
@@ -118,12 +119,22 @@ class TrainingRecipe:
 
     def decoding_tables(self) -> dict[str, Any]:
         """The tables that say how the trained drafter is to decode."""
-        return {key: dict(self.tables[key]) for key in ("target", *_DECODING) if key in self.tables}
+        said = {key: dict(self.tables[key]) for key in ("target", *_DECODING) if key in self.tables}
+        used = {key: {"use": self.tables[key]["use"]} for key in ("drafter", "refiner") if key in self.tables}
+        return {**said, **used}
 
 
 @attrs.frozen
 class _NothingToTrain:
     """Options of a refiner that has no weights."""
+
+
+def _check_decoding(tables: Mapping[str, Mapping[str, Any]], registry: Registry, faults: list[str]) -> None:
+    """Finds what would be wrong with the recipe that decodes, before anything is trained for it."""
+    for kind in _DECODING:
+        if kind in tables:
+            part = used_class(tables, kind, kind, registry, faults)
+            _options(tables, kind, part and part.options_class(), faults)
 
 
 def _options(

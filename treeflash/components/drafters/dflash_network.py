@@ -35,6 +35,14 @@ class Piece:
     visible: Tensor
 
 
+class Norm(nn.RMSNorm):
+    """RMS norm in the precision of its weights: under autocast states may have less."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        """`[..., D]` to `[..., D]`."""
+        return super().forward(states.to(self.weight.dtype))
+
+
 class Attention(nn.Module):
     """Block queries over the context's and the block's own keys and values.
 
@@ -53,8 +61,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, key, bias=bias)
         self.v_proj = nn.Linear(config.hidden_size, key, bias=bias)
         self.o_proj = nn.Linear(query, config.hidden_size, bias=bias)
-        self.q_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
-        self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+        self.q_norm = Norm(self.head_dim, eps=config.rms_norm_eps)
+        self.k_norm = Norm(self.head_dim, eps=config.rms_norm_eps)
 
     def _heads(self, states: Tensor) -> Tensor:
         return states.view(*states.shape[:-1], -1, self.head_dim)
@@ -134,8 +142,8 @@ class Layer(nn.Module):
         super().__init__()
         self.self_attn = Attention(config)
         self.mlp = Mlp(config)
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm = Norm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = Norm(config.hidden_size, eps=config.rms_norm_eps)
 
 
 class DFlashNetwork(nn.Module):
@@ -150,9 +158,9 @@ class DFlashNetwork(nn.Module):
         super().__init__()
         self.config = config
         self.fc = nn.Linear(num_taps * config.hidden_size, config.hidden_size, bias=False)
-        self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.hidden_norm = Norm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = Norm(config.hidden_size, eps=config.rms_norm_eps)
 
     def reset(self, generator: torch.Generator) -> None:
         """Gives the weights their first values: norms 1, biases 0, all others small and random.
@@ -242,7 +250,8 @@ class DFlashNetwork(nn.Module):
         """
         rotary = self.prepare_rotary()
         context = self.hidden_norm(self.fc(taps))
-        of_context, (cos, sin) = rotary(context, context_positions), rotary(blocks, positions)
+        # Cosines take after what they are given: float32, though autocast may have made the context less.
+        of_context, (cos, sin) = rotary(blocks, context_positions), rotary(blocks, positions)
         states = blocks
         for layer in cast(list[Layer], self.layers):
             normed = layer.input_layernorm(states)

@@ -1,4 +1,7 @@
-"""Training blocks: which positions open one, what it sees, and what it should say."""
+"""Training blocks: which positions open one, what it sees, and what it should say.
+
+Where blocks stand is worked out on the host, from the lengths of the texts alone: nothing waits for a GPU.
+"""
 
 from collections.abc import Sequence
 
@@ -21,78 +24,69 @@ class Blocks:
     its text has no label.
 
     Attributes:
-        anchors: int64 `[A]`: index of each block's anchor in the row, its text's answer or the position
-            before it.
+        text: The row.
+        anchors: Index of each block's anchor in the row, ascending: in its text's answer, or just before it.
         block_size: Slots, the anchor's included.
     """
 
-    anchors: Tensor
+    text: PackedText
+    anchors: Sequence[int]
     block_size: int
 
-    def rows(self, text: PackedText) -> Tensor:
+    @property
+    def anchor_rows(self) -> Tensor:
+        """The anchors, int64 `[A]` on the row's device."""
+        return torch.tensor(self.anchors, dtype=torch.int64).to(self.text.token_ids.device, non_blocking=True)
+
+    def rows(self) -> Tensor:
         """Index in the row of each slot, int64 `[A, block_size]`, cut at the row's end."""
-        offsets = torch.arange(self.block_size, device=self.anchors.device)
-        return (self.anchors[:, None] + offsets).clamp(max=text.token_ids.shape[0] - 1)
+        offsets = torch.arange(self.block_size, device=self.text.token_ids.device)
+        return (self.anchor_rows[:, None] + offsets).clamp(max=self.text.bounds[-1] - 1)
 
-    def positions(self, text: PackedText) -> Tensor:
+    def positions(self) -> Tensor:
         """Position of each slot in its own text, int64 `[A, block_size]`, running on past its end."""
-        offsets = torch.arange(self.block_size, device=self.anchors.device)
-        return text.positions[self.anchors][:, None] + offsets
+        offsets = torch.arange(self.block_size, device=self.text.token_ids.device)
+        return self.text.positions[self.anchor_rows][:, None] + offsets
 
-    def has_label(self, text: PackedText) -> Tensor:
-        """Bool `[A, P]`: whether the text goes on to each drafted slot, as written by the target."""
-        rows = self.rows(text)[:, 1:]
-        offsets = torch.arange(1, self.block_size, device=rows.device)
-        inside = self.anchors[:, None] + offsets < text.token_ids.shape[0]
-        same = text.text_of[rows] == text.text_of[self.anchors][:, None]
-        return inside & same & text.is_answer[rows]
+    def has_label(self) -> Tensor:
+        """Bool `[A, P]` on the CPU: whether the text goes on to each drafted slot."""
+        left = [self.text.end_behind(anchor) - anchor for anchor in self.anchors]
+        return torch.arange(1, self.block_size)[None] < torch.tensor(left, dtype=torch.int64)[:, None]
 
-    def pieces(self, text: PackedText) -> list[Piece]:
+    def pieces(self) -> list[Piece]:
         """Who sees whom, a few neighbouring blocks at a time.
 
         A block sees its text's context strictly before its anchor, and all of itself; blocks do not see
         each other.
 
-        Args:
-            text: The row.
-
         Returns:
             Pieces that cover all slots in order.
         """
-        size, found = self.block_size, []
-        anchors = self.anchors.tolist()
-        offsets = torch.arange(_GROUP * size, device=self.anchors.device) // size
-        for begin, end in _groups(anchors, text.bounds):
-            first = max(bound for bound in text.bounds if bound <= anchors[begin])
-            context = torch.arange(first, anchors[end - 1], device=self.anchors.device)
-            block = offsets[: (end - begin) * size]
-            before = context[None, :] < self.anchors[begin:end][block][:, None]
-            own = block[:, None] == block[None, :]
-            found.append(
-                Piece(
-                    slots=slice(begin * size, end * size),
-                    context=slice(first, anchors[end - 1]),
-                    visible=torch.cat([before, own], dim=1),
-                )
-            )
+        size, device = self.block_size, self.text.token_ids.device
+        found = []
+        for begin, end in self._groups():
+            anchors = self.anchors[begin:end]
+            first, last = self.text.begin_before(anchors[0]), anchors[-1]
+            block = torch.arange(len(anchors)).repeat_interleave(size)
+            before = torch.arange(first, last)[None] < torch.tensor(anchors)[block][:, None]
+            visible = torch.cat([before, block[:, None] == block[None]], dim=1)
+            slots = slice(begin * size, end * size)
+            found.append(Piece(slots, slice(first, last), visible.to(device, non_blocking=True)))
         return found
 
-
-def _groups(anchors: Sequence[int], bounds: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs of neighbouring anchors of one text, none longer than a group."""
-    groups: list[tuple[int, int]] = []
-    begin, number = 0, 0
-    for index, anchor in enumerate(anchors):
-        crossed = anchor >= bounds[number + 1]
-        while anchor >= bounds[number + 1]:
-            number += 1
-        if index > begin and (crossed or index - begin == _GROUP):
-            groups.append((begin, index))
-            begin = index
-    return [*groups, (begin, len(anchors))] if anchors else []
+    def _groups(self) -> list[tuple[int, int]]:
+        """Runs of neighbouring anchors of one text, none longer than a group."""
+        groups: list[tuple[int, int]] = []
+        begin = 0
+        for index in range(1, len(self.anchors) + 1):
+            ends = index == len(self.anchors) or index - begin == _GROUP
+            if ends or self.anchors[index] >= self.text.end_behind(self.anchors[begin]):
+                groups.append((begin, index))
+                begin = index
+        return groups
 
 
-def draw_anchors(text: PackedText, count: int, generators: Sequence[torch.Generator]) -> Tensor:
+def draw_anchors(text: PackedText, count: int, generators: Sequence[torch.Generator]) -> list[int]:
     """Draws positions that open a block: those whose next token the target wrote.
 
     Args:
@@ -101,15 +95,13 @@ def draw_anchors(text: PackedText, count: int, generators: Sequence[torch.Genera
         generators: Of each text's draw, on the CPU.
 
     Returns:
-        int64 `[A]`, ascending, distinct.
+        Ascending, distinct.
     """
-    is_answer = text.is_answer.cpu()
-    drawn = []
-    for first, end, generator in zip(text.bounds, text.bounds[1:], generators, strict=False):
-        eligible = first + is_answer[first + 1 : end].nonzero()[:, 0]
-        chosen = torch.randperm(eligible.shape[0], generator=generator)[:count]
-        drawn.append(eligible[chosen].sort().values)
-    return torch.cat(drawn).to(text.token_ids.device)
+    drawn: list[int] = []
+    for answer, end, generator in zip(text.answers, text.bounds[1:], generators, strict=True):
+        chosen = torch.randperm(end - answer, generator=generator)[:count]
+        drawn += (answer - 1 + chosen.sort().values).tolist()
+    return drawn
 
 
 def position_weights(draft_length: int, decay: float | None) -> Tensor:

@@ -5,14 +5,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-# Rows of logits at once: enough for the matrix product, few enough to stay in the cache.
-_CHUNK = 128
-_CHUNK_ON_GPU = 4096
+# Numbers in the logits that are there at once: few enough to stay in a CPU's cache; on a GPU half a gigabyte.
+_NUMBERS = 1 << 19
+_NUMBERS_ON_GPU = 1 << 27
+_LEAST = 64  # rows, for the sake of the matrix product
+
+
+def rows_at_once(width: int, device: torch.device) -> int:
+    """How many rows of logits to make at a time.
+
+    Args:
+        width: Of a row.
+        device: Where they are made.
+    """
+    numbers = _NUMBERS if device.type == "cpu" else _NUMBERS_ON_GPU
+    return max(_LEAST, numbers // max(1, width))
 
 
 def chunked_sum(
-    function: Callable[..., Tensor], rows: Sequence[Tensor], tables: Sequence[Tensor] = ()
+    function: Callable[..., Tensor], rows: Sequence[Tensor], tables: Sequence[Tensor] = (), *, step: int
 ) -> Tensor:
     """Sums a function over rows without keeping what it computes.
 
@@ -23,19 +36,20 @@ def chunked_sum(
         function: From as many rows of each of `rows`, then all of `tables`, to a float32 scalar.
         rows: `[R, ...]` each, R the same for all.
         tables: Whatever else it depends on with a gradient.
+        step: Rows at a time.
 
     Returns:
         A float32 scalar.
     """
-    out: Tensor = _ChunkedSum.apply(function, len(rows), *rows, *tables)  # type: ignore[no-untyped-call]
+    out: Tensor = _ChunkedSum.apply(function, step, len(rows), *rows, *tables)  # type: ignore[no-untyped-call]
     return out
 
 
 class _ChunkedSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, function: Callable[..., Tensor], count: int, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, function: Callable[..., Tensor], step: int, count: int, *inputs: Tensor) -> Tensor:
         rows, tables = inputs[:count], inputs[count:]
-        needed = ctx.needs_input_grad[2:]
+        needed = ctx.needs_input_grad[3:]
         gradients = [
             torch.zeros_like(part) if need else None for part, need in zip(inputs, needed, strict=True)
         ]
@@ -43,7 +57,6 @@ class _ChunkedSum(torch.autograd.Function):
         leaves = [
             table.detach().requires_grad_(need) for table, need in zip(tables, needed[count:], strict=True)
         ]
-        step = _CHUNK if total.device.type == "cpu" else _CHUNK_ON_GPU
         for start in range(0, rows[0].shape[0], step):
             span = slice(start, start + step)
             pieces = [
@@ -63,7 +76,8 @@ class _ChunkedSum(torch.autograd.Function):
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         (scale,) = outer
         saved = iter(ctx.saved_tensors)
-        return (None, None, *(next(saved) * scale if present else None for present in ctx.present))
+        return (None, None, None, *(next(saved) * scale if present else None for present in ctx.present))

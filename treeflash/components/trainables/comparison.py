@@ -7,11 +7,8 @@ import torch
 from torch import Tensor
 
 from treeflash.components.refiners.trained import Lesson
-from treeflash.components.trainables.chunked import chunked_sum
+from treeflash.components.trainables.chunked import chunked_sum, rows_at_once
 from treeflash.trainable import Loss, Simulation, TrainingTarget
-
-# Rows of whole vocabularies that are looked at together while measuring.
-_MEASURED = 64
 
 
 @attrs.frozen(eq=False)
@@ -20,12 +17,13 @@ class Answers:
 
     Attributes:
         wanted: `[R, D]`: the target's states that say what comes next.
-        labels: int64 `[R]`: the token that does.
+        labels: int64 `[R]`: the token that does; None where no text says one, and the target's likeliest
+            token stands for it.
         weights: float32 `[R]`.
     """
 
     wanted: Tensor
-    labels: Tensor
+    labels: Tensor | None
     weights: Tensor
 
 
@@ -76,8 +74,6 @@ class Comparison:
         lesson: Lesson | None,
         own: Tensor | None,
         own_weight: float,
-        *,
-        from_target: bool = False,
     ) -> Tensor:
         """The loss of the refined distribution plus that of the backbone's own, summed over rows.
 
@@ -86,18 +82,18 @@ class Comparison:
             lesson: The refined distributions, R rows; None without.
             own: `[R, D]`: the backbone's states behind its norm; None when they do not count.
             own_weight: What they count.
-            from_target: Label rows with the target's likeliest token, where no text says one.
 
         Returns:
             A float32 scalar, with gradient.
         """
-        loss, head = self.loss, self.head
+        loss, head, unlabelled = self.loss, self.head, answers.labels is None
+        labels = answers.weights if answers.labels is None else self.column_of[answers.labels]
         extra = () if own is None else (own,)
         lesson_rows, tables = ((), ()) if lesson is None else (lesson.rows, lesson.tables)
 
         def of_chunk(wanted: Tensor, labels: Tensor, weights: Tensor, *rest: Tensor) -> Tensor:
             log_probs = self.log_probs(wanted)
-            columns = log_probs.argmax(dim=-1) if from_target else self.column_of[labels]
+            columns = log_probs.argmax(dim=-1) if unlabelled else labels
             total = weights.new_zeros(())
             if lesson is not None:
                 logits = lesson.logits(head, *rest[len(extra) :]).float()
@@ -107,8 +103,9 @@ class Comparison:
                 total = total + own_weight * (values * weights).sum()
             return total
 
-        rows = (answers.wanted, answers.labels, answers.weights, *extra, *lesson_rows)
-        return chunked_sum(of_chunk, rows, tables)
+        rows = (answers.wanted, labels, answers.weights, *extra, *lesson_rows)
+        width = self.target.vocab_size if self.columns is None else len(self.columns)
+        return chunked_sum(of_chunk, rows, tables, step=rows_at_once(width, answers.wanted.device))
 
 
 def measure(
@@ -127,33 +124,32 @@ def measure(
         wanted: `[A * P, D]`.
         labels: int64 `[A * P]`.
         lessons: The distributions, by name.
-        valid: bool `[A, P]`: which rows have a label.
+        valid: bool `[A, P]` on the CPU: which rows have a label.
 
     Returns:
         A measurement for each.
     """
-    count = wanted.shape[0]
-    hits = {name: torch.zeros(count, dtype=torch.bool) for name in lessons}
-    distances = {name: torch.zeros(count) for name in lessons}
-    for start in range(0, count, _MEASURED):
-        span = slice(start, start + _MEASURED)
+    count, device = wanted.shape[0], wanted.device
+    hits = {name: torch.zeros(count, dtype=torch.bool, device=device) for name in lessons}
+    distances = {name: torch.zeros(count, device=device) for name in lessons}
+    step = rows_at_once(target.vocab_size, device)
+    for start in range(0, count, step):
+        span = slice(start, start + step)
         p = target.finish(head(wanted[span]).float()).softmax(dim=-1)
         for name, lesson in lessons.items():
             logits = lesson.logits(head, *(part[span] for part in lesson.rows), *lesson.tables).float()
-            hits[name][span] = (logits.argmax(dim=-1) == labels[span]).cpu()
-            distances[name][span] = ((p - logits.softmax(dim=-1)).abs().sum(dim=-1) / 2).cpu()
-    seen = valid.cpu()
-    whole = seen.all(dim=1)
+            hits[name][span] = logits.argmax(dim=-1) == labels[span]
+            distances[name][span] = (p - logits.softmax(dim=-1)).abs().sum(dim=-1) / 2
 
     def simulation(name: str) -> Simulation:
-        hit = hits[name].view_as(seen) & seen
-        accepted = hit[whole].long().cumprod(dim=1).sum()
+        hit = hits[name].cpu().view_as(valid) & valid
+        distance = distances[name].cpu().view_as(valid) * valid
         return Simulation(
-            rows=seen.sum(dim=0).double(),
+            rows=valid.sum(dim=0).double(),
             hits=hit.sum(dim=0).double(),
-            divergence=(distances[name].view_as(seen) * seen).double().sum(dim=0),
-            blocks=float(whole.sum()),
-            emitted=float(accepted + whole.sum()),
+            divergence=distance.double().sum(dim=0),
+            blocks=float(len(valid)),
+            emitted=float(len(valid) + hit.long().cumprod(dim=1).sum()),
         )
 
     return {name: simulation(name) for name in lessons}

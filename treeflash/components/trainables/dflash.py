@@ -17,7 +17,7 @@ from treeflash.components.drafters.dflash_network import DFlashNetwork
 from treeflash.components.refiners.trained import Contexts, Lesson, TrainedRefiner
 from treeflash.components.trainables.blocks import Blocks, draw_anchors, position_weights
 from treeflash.components.trainables.comparison import Answers, Comparison, measure
-from treeflash.components.trainables.dflash_start import DFlashSizes, start_network
+from treeflash.components.trainables.dflash_start import DFlashSizes, start_network, start_refiner
 from treeflash.components.trainables.on_policy import own_contexts
 from treeflash.errors import CompositionError
 from treeflash.packed_text import PackedText, ReadText
@@ -25,6 +25,8 @@ from treeflash.trainable import Simulation, Task, Trainable, TrainContext, Train
 from treeflash.types import BlockDraft, DraftHead
 
 TEXT, TREE = "text", "tree"
+# Trees that the target reads in one pass.
+_TREES = 64
 
 
 @attrs.frozen
@@ -56,7 +58,7 @@ class Questions:
 
     Attributes:
         blocks: Where.
-        weights: float32 `[A, P]`: what each drafted slot counts, 0 without a label.
+        weights: float32 `[A, P]` on the CPU: what each drafted slot counts, 0 without a label.
     """
 
     blocks: Blocks
@@ -103,7 +105,14 @@ class DFlashTrainable(Trainable):
         """Builds the backbone, from wherever it starts, and the refiner."""
         target, kind = context.target, context.refiner
         if kind is not None and not issubclass(kind, TrainedRefiner):
-            kind = None  # one without weights is as good as none
+            if kind.history:
+                raise CompositionError(
+                    f"refiner {kind.__name__} cannot be trained: expected a TrainedRefiner, or one that "
+                    "looks at no token before"
+                )
+            kind = None
+        if options.previous == TREE and kind is None:
+            raise CompositionError('drafter.previous = "tree": expected a refiner with weights, found none')
         if options.frozen and options.checkpoint is None:
             raise CompositionError("drafter.frozen: expected a drafter.checkpoint to keep, found none")
         if options.frozen and kind is None:
@@ -113,54 +122,51 @@ class DFlashTrainable(Trainable):
         network, config = start_network(options, target, context.locate, context.generator)
         refiner = None
         if kind is not None:
-            taught = context.refiner_options
-            if taught.checkpoint is None:
-                refiner = kind.fresh(taught, target, config["intermediate_size"], context.generator)
-            else:
-                refiner = kind.from_checkpoint(context.locate(taught.checkpoint), target)
-                refiner.network.float()
+            refiner = start_refiner(kind, context, options.checkpoint, config)
         comparison = Comparison.make(context.loss, target, context.columns, context.dtype)
         return cls(network, config, refiner, target, comparison, options)
 
     def ask(self, text: PackedText, generators: Sequence[torch.Generator]) -> Task:
         """Draws anchors; each opens a block."""
-        blocks = Blocks(draw_anchors(text, self.options.anchors, generators), self.block_size)
+        blocks = Blocks(text, draw_anchors(text, self.options.anchors, generators), self.block_size)
         decay = _decay(self.options.decay, self.block_size)
-        labelled = blocks.has_label(text)
-        weights = position_weights(self.block_size - 1, decay).to(labelled.device) * labelled
+        labelled = blocks.has_label()
+        weights = position_weights(self.block_size - 1, decay) * labelled
         return Task(Questions(blocks, weights), float(weights.sum()), int(labelled.sum()))
 
     def forward(self, task: Task, read: ReadText) -> Tensor:
         """Drafts the blocks as inference would and compares with the target."""
         questions: Questions = task.questions
         hidden, normed = self._draft(read, questions.blocks)
-        rows = questions.blocks.rows(read.text)
-        picked = questions.weights.flatten().nonzero()[:, 0]
+        rows = questions.blocks.rows()
+        counted = questions.weights.flatten().nonzero()[:, 0]
+        weights = questions.weights.flatten()[counted].to(rows.device, non_blocking=True)
+        picked = counted.to(rows.device, non_blocking=True)
         answers = Answers(
             wanted=read.normed[rows[:, :-1]].flatten(0, 1)[picked],
             labels=read.text.token_ids[rows[:, 1:]].flatten()[picked],
-            weights=questions.weights.flatten()[picked],
+            weights=weights,
         )
         own_weight = 0.0 if self.options.frozen else self.options.backbone_weight
         own = normed.flatten(0, 1)[picked]
         if self.refiner is None:
             return self.comparison.total(answers, None, own, 1.0)
-        counted = own if own_weight else None
+        beside = own if own_weight else None
         if self.options.previous == TREE:
             refined = self._on_policy(read, questions, hidden, normed)
-            return (
-                refined + self.comparison.total(answers, None, counted, own_weight) if own_weight else refined
-            )
+            if beside is not None:
+                refined = refined + self.comparison.total(answers, None, own, own_weight)
+            return refined
         previous = self._histories(read.text, rows).flatten(0, 1)[picked]
         lesson = self._lesson(hidden.flatten(0, 1)[picked], own, previous, self.comparison.columns)
-        return self.comparison.total(answers, lesson, counted, own_weight)
+        return self.comparison.total(answers, lesson, beside, own_weight)
 
     @torch.no_grad()
     def simulate(self, task: Task, read: ReadText) -> Mapping[str, Simulation]:
         """Looks at the backbone's own distributions and, by teacher forcing, at the refined ones."""
         questions: Questions = task.questions
         hidden, normed = (part.flatten(0, 1) for part in self._draft(read, questions.blocks))
-        rows = questions.blocks.rows(read.text)
+        rows = questions.blocks.rows()
         lessons = {"backbone": Lesson((normed,), (), lambda head, own: head(own))}
         if self.refiner is not None:
             previous = self._histories(read.text, rows).flatten(0, 1)
@@ -171,20 +177,20 @@ class DFlashTrainable(Trainable):
             read.normed[rows[:, :-1]].flatten(0, 1),
             read.text.token_ids[rows[:, 1:]].flatten(),
             lessons,
-            questions.blocks.has_label(read.text),
+            questions.blocks.has_label(),
         )
 
     def write(self, folder: Path) -> Mapping[str, Mapping[str, Any]]:
         """Writes the DFlash layout, or with a refiner the TreeFlash layout."""
         config = dict(self.config)
         refiner = self.refiner
+        layout = "none" if refiner is None else refiner.layout
         if refiner is not None:
-            config["treeflash_config"] = {"ar_approximation": refiner.layout}
+            config["treeflash_config"] = {"ar_approximation": layout}
         config["dtype"] = str(self.target.dtype).removeprefix("torch.")
         write_checkpoint(
             folder, config, self.network, None if refiner is None else refiner.network, self.target.dtype
         )
-        layout = "none" if refiner is None else refiner.layout
         return {
             "drafter": {"use": "dflash", "checkpoint": "."},
             "builder": {"use": "marginal" if refiner is None else "top-m"},
@@ -194,14 +200,14 @@ class DFlashTrainable(Trainable):
     def _draft(self, read: ReadText, blocks: Blocks) -> tuple[Tensor, Tensor]:
         """States of the drafted slots before and behind the final norm, `[A, P, D]` each."""
         text, size = read.text, blocks.block_size
-        anchors = text.token_ids[blocks.anchors][:, None]
+        anchors = text.token_ids[blocks.anchor_rows][:, None]
         slots = torch.cat([anchors, anchors.new_full((len(anchors), size - 1), self.mask_token_id)], dim=1)
         hidden, normed = self.network.forward_blocks(
             self._embed(slots).flatten(0, 1)[None],
             read.taps[None].float(),
-            blocks.positions(text).flatten()[None],
+            blocks.positions().flatten()[None],
             text.positions[None],
-            blocks.pieces(text),
+            blocks.pieces(),
         )
         # Slot k predicts the token at slot k; slot 0 is the anchor itself.
         hidden, normed = (states[0].view(-1, size, states.shape[-1])[:, 1:] for states in (hidden, normed))
@@ -229,30 +235,27 @@ class DFlashTrainable(Trainable):
     def _on_policy(self, read: ReadText, questions: Questions, hidden: Tensor, normed: Tensor) -> Tensor:
         """The refined loss over contexts from the drafter's own trees."""
         assert self.refiner is not None, "asked for with a refiner alone"
-        text, anchors = read.text, questions.blocks.anchors
+        text, blocks = read.text, questions.blocks
+        anchors, weights = blocks.anchor_rows, questions.weights.to(hidden.device, non_blocking=True)
         before = text.token_ids[(anchors - 1).clamp(min=0)]
-        draft = BlockDraft(
-            recent=torch.stack([before, text.token_ids[anchors]], dim=1),
-            hidden=hidden.detach(),
-            normed=normed.detach(),
-            head=DraftHead(
-                embed=self._embed,
-                norm=self.network.norm,
-                project=self._full_head(),
-                vocab_size=self.target.vocab_size,
-            ),
-        )
-        nodes = own_contexts(self.target, self.refiner, draft, text, anchors, self.options.tree_budget)
-        # Past the end of its text a block counts for nothing.
-        slot_weights = questions.weights[nodes.block, nodes.slot]
-        answers = Answers(nodes.wanted, nodes.previous[:, -1], slot_weights * nodes.weight)
-        lesson = self._lesson(
-            hidden[nodes.block, nodes.slot],
-            normed[nodes.block, nodes.slot],
-            nodes.previous,
-            self.comparison.columns,
-        )
-        return self.comparison.total(answers, lesson, None, 0.0, from_target=True)
+        recent = torch.stack([before, text.token_ids[anchors]], dim=1)
+        head = DraftHead(self._embed, self.network.norm, self._full_head(), self.target.vocab_size)
+        total = hidden.new_zeros(())
+        for start in range(0, len(anchors), _TREES):
+            group = slice(start, start + _TREES)
+            draft = BlockDraft(recent[group], hidden[group].detach(), normed[group].detach(), head)
+            budget = self.options.tree_budget
+            nodes = own_contexts(self.target, self.refiner, draft, text, anchors[group], budget)
+            # Past the end of its text a block counts for nothing.
+            counts = weights[group][nodes.block, nodes.slot] * nodes.weight
+            lesson = self._lesson(
+                hidden[group][nodes.block, nodes.slot],
+                normed[group][nodes.block, nodes.slot],
+                nodes.previous,
+                self.comparison.columns,
+            )
+            total = total + self.comparison.total(Answers(nodes.wanted, None, counts), lesson, None, 0.0)
+        return total
 
     def _full_head(self) -> Callable[[Tensor], Tensor]:
         return self.target.head(None, self.target.dtype)

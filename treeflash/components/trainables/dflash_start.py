@@ -8,15 +8,18 @@ import attrs
 import torch
 from attrs.validators import ge, in_, optional
 from torch import nn
+from torch.nn import functional
 from transformers import Qwen3Config
 
-from treeflash.checkpoints.dflash_layout import config_of_network
+from treeflash.checkpoints.dflash_layout import config_of_network, open_for
 from treeflash.components.drafters.dflash import DFlash
 from treeflash.components.drafters.dflash_network import DFlashNetwork
+from treeflash.components.refiners.trained import TrainedRefiner
 from treeflash.errors import CompositionError, bullet_list
-from treeflash.trainable import TrainingTarget
+from treeflash.trainable import TrainContext, TrainingTarget
 
 _SCRATCH, _TARGET = "scratch", "target"
+_BLOCK_SIZE, _LAYERS = 16, 5
 
 
 @attrs.frozen
@@ -26,21 +29,21 @@ class DFlashSizes:
     Attributes:
         checkpoint: Folder or hub name of a checkpoint to start from, which then says the shape.
         start: Without one, "scratch" for small random weights, or "target" for the target's last layers.
-        block_size: The anchor and the drafted positions.
-        layers: Of the drafter.
+        block_size: The anchor and the drafted positions; 16 when not given.
+        layers: Of the drafter; 5 when not given.
         intermediate_size: Width of the SwiGLU layers; the target's when not given.
         attention_heads: The target's when not given.
         key_value_heads: The target's when not given.
         head_dim: The target's when not given.
-        target_layer_ids: Layers whose outputs are the context, 0-based; spread evenly over the target when
-            not given: 5, or as many as it has layers.
+        target_layer_ids: Layers whose outputs are the context, 0-based; when not given, up to 5 spread evenly
+            from the second to the third from last.
         mask_token_id: Fills the positions to draft: best a token that texts do not hold.
     """
 
     checkpoint: str | None = None
     start: str = attrs.field(default=_SCRATCH, validator=in_((_SCRATCH, _TARGET)))
-    block_size: int = attrs.field(default=16, validator=ge(2))
-    layers: int = attrs.field(default=5, validator=ge(1))
+    block_size: int | None = attrs.field(default=None, validator=optional(ge(2)))
+    layers: int | None = attrs.field(default=None, validator=optional(ge(1)))
     intermediate_size: int | None = attrs.field(default=None, validator=optional(ge(1)))
     attention_heads: int | None = attrs.field(default=None, validator=optional(ge(1)))
     key_value_heads: int | None = attrs.field(default=None, validator=optional(ge(1)))
@@ -93,11 +96,9 @@ def _context(sizes: DFlashSizes, target: TrainingTarget) -> tuple[list[int], int
     """Target layers, mask token and block size, checked."""
     ids, faults = sizes.target_layer_ids, []
     if ids is None:
-        last = max(1, target.num_layers - 3)
-        count = min(5, target.num_layers)
         first = min(1, target.num_layers - 1)
-        spread = torch.linspace(first, max(last, first), count).long().tolist()
-        ids = sorted(set(spread))
+        last = max(first, target.num_layers - 3)
+        ids = sorted(set(torch.linspace(first, last, min(5, last - first + 1)).long().tolist()))
     if not ids or any(not 0 <= layer < target.num_layers for layer in ids):
         faults.append(f"drafter.target_layer_ids: expected layers 0..{target.num_layers - 1}, found {ids}")
     mask = sizes.mask_token_id
@@ -106,13 +107,13 @@ def _context(sizes: DFlashSizes, target: TrainingTarget) -> tuple[list[int], int
         faults.append(f"drafter.mask_token_id: expected a token id below {target.vocab_size}, found {found}")
     if faults or mask is None:
         raise CompositionError(bullet_list("the drafter cannot be made for this target", faults))
-    return ids, mask, sizes.block_size
+    return ids, mask, sizes.block_size or _BLOCK_SIZE
 
 
 def _fresh(
     sizes: DFlashSizes, target: TrainingTarget, taps: int, generator: torch.Generator
 ) -> DFlashNetwork:
-    facts, model = target.fingerprint(), target.config
+    facts, model, layers = target.fingerprint(), target.config, sizes.layers or _LAYERS
 
     def of_target(name: str, otherwise: int) -> int:
         value = getattr(model, name, None)
@@ -125,7 +126,7 @@ def _fresh(
         num_attention_heads=heads,
         num_key_value_heads=sizes.key_value_heads or of_target("num_key_value_heads", heads),
         head_dim=sizes.head_dim or of_target("head_dim", facts.hidden_size // heads),
-        num_hidden_layers=sizes.layers,
+        num_hidden_layers=layers,
         rms_norm_eps=float(getattr(model, "rms_norm_eps", None) or 1e-6),
         max_position_embeddings=target.max_positions or 32768,
         attention_bias=False,
@@ -141,13 +142,14 @@ def _fresh(
     network = network.to_empty(device=target.device).float()
     network.reset(generator)
     if sizes.start == _TARGET:
-        _copy_layers(network, list(target.layers)[-sizes.layers :], sizes.layers)
+        _copy_layers(network, list(target.layers)[-layers:], layers)
     return network
 
 
 def _copy_layers(network: DFlashNetwork, layers: list[nn.Module], wanted: int) -> None:
     """Takes over every weight of the target's last layers that has a place in the drafter's."""
     faults = [] if len(layers) == wanted else [f"drafter.layers: the target has {len(layers)} to copy"]
+    faults += [fault for layer in layers for fault in _odd_norms(layer)]
     for mine, theirs in zip(network.layers, layers, strict=False):
         found: Mapping[str, torch.Tensor] = theirs.state_dict()
         for name, weight in mine.named_parameters():
@@ -162,3 +164,59 @@ def _copy_layers(network: DFlashNetwork, layers: list[nn.Module], wanted: int) -
                 'drafter.start = "target": the target\'s layers have other shapes', sorted(set(faults))
             )
         )
+
+
+def _odd_norms(layer: nn.Module) -> list[str]:
+    """Norms that are none of the drafter's kind (Gemma's scales by one plus its weight)."""
+    faults = []
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        norm: Any = getattr(layer, name, None)
+        if norm is None:
+            continue
+        states = torch.linspace(-1, 1, norm.weight.shape[0], device=norm.weight.device)[None]
+        plain = functional.rms_norm(states, norm.weight.shape, norm.weight.float(), eps=1e-6)
+        if not torch.allclose(norm(states.to(norm.weight.dtype)).float(), plain, atol=0.05, rtol=0.05):
+            faults.append(f"{name}: expected a plain RMS norm, found {type(norm).__name__}")
+    return faults
+
+
+def start_refiner(
+    kind: type[TrainedRefiner],
+    context: TrainContext,
+    drafter_checkpoint: str | None,
+    config: Mapping[str, Any],
+) -> TrainedRefiner:
+    """Makes the refiner that training starts with.
+
+    Args:
+        kind: Its class.
+        context: Of the training.
+        drafter_checkpoint: What the recipe says the backbone starts from.
+        config: The backbone's config.
+
+    Returns:
+        The refiner, float32 on the target's device: the one in its own checkpoint, or in the backbone's if
+        that has one of its kind, or one that changes nothing yet.
+
+    Raises:
+        TreeflashError: When a checkpoint's does not go with the backbone.
+    """
+    target, options = context.target, context.refiner_options
+    fresh = kind.fresh(options, target, config["intermediate_size"], context.generator)
+    place = getattr(options, "checkpoint", None)
+    if place is None and drafter_checkpoint is not None:
+        _, facts, _ = open_for(context.locate(drafter_checkpoint), target)
+        place = drafter_checkpoint if facts.refiner == kind.layout else None
+    if place is None:
+        return fresh
+    refiner = kind.from_checkpoint(context.locate(place), target)
+    found, wanted = (part.network.state_dict() for part in (refiner, fresh))
+    faults = [
+        f"{name}: expected shape {list(weight.shape)}, found {list(found[name].shape)}"
+        for name, weight in wanted.items()
+        if found[name].shape != weight.shape
+    ]
+    if faults:
+        raise CompositionError(bullet_list(f"the refiner in {place} does not go with this drafter", faults))
+    refiner.network.float()
+    return refiner

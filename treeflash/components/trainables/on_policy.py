@@ -68,7 +68,8 @@ def own_contexts(
     usable = tree.is_node & (tree.depths < draft.depth)
     stops = torch.tensor(target.stop_ids, dtype=torch.int64, device=anchors.device)
     # What follows the end of a text is nobody's business.
-    usable[:, 1:] &= ~torch.isin(tree.token_ids[:, 1:], stops)
+    ended = torch.isin(tree.token_ids, stops) & (tree.depths > 0)
+    usable &= ~(tree.ancestor_mask() & ended[:, None, :]).any(dim=-1)
     block, node = usable.nonzero(as_tuple=True)
     previous = tree.token_ids[block, node][:, None]
     if refiner.history == 2:

@@ -1,0 +1,78 @@
+"""What a run was begun with, so that it is gone on with alike."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from treeflash.checkpoints.writing import gathered
+from treeflash.training.folders import begin, flat, read_manifest, write_atomically
+
+RUN, ADJUSTED = "run.json", "adjusted.json"
+
+# Nothing that is learned depends on these; what the places hold is compared itself.
+_FREE = (
+    "target.model",
+    "target.device",
+    "drafter.checkpoint",
+    "refiner.checkpoint",
+    "data.states_folder",
+    "train.evaluate_every",
+    "train.save_every",
+    "train.keep",
+    "train.tensorboard",
+    "builder.",
+    "selector.",
+    "verifier.",
+)
+# These may be changed on the way, which is written down.
+_ADJUSTABLE = ("train.steps", "optimizer.lr")
+
+
+def begin_run(out: Path, tables: Mapping[str, Any], facts: Mapping[str, Any], step: int) -> None:
+    """Begins a run's folder, or makes sure that what goes on there is the same run.
+
+    Args:
+        out: The folder.
+        tables: The recipe.
+        facts: What else the result depends on.
+        step: Steps done already.
+
+    Raises:
+        InputError: When it was begun with other settings, or cannot be written.
+    """
+    settings = {key: value for key, value in flat(tables).items() if not key.startswith(_FREE)}
+    adjustable = {key: settings.pop(key, None) for key in _ADJUSTABLE}
+    begin(out, RUN, {"settings": settings, **facts})
+    path = out / ADJUSTED
+    history = read_adjusted(out)
+    if not history or history[-1]["settings"] != adjustable:
+        history.append({"from_step": step, "settings": adjustable})
+        write_atomically(path, json.dumps(history, indent=1) + "\n")
+
+
+def read_adjusted(out: Path) -> list[dict[str, Any]]:
+    """The adjustable settings of a run, as they were changed on the way.
+
+    Args:
+        out: Its folder.
+
+    Returns:
+        `from_step` and `settings` of each.
+    """
+    if not (out / ADJUSTED).is_file():
+        return []
+    found: Any = read_manifest(out, ADJUSTED, "the folder of a training run")
+    return list(found)
+
+
+def digest(module: nn.Module) -> str:
+    """A hash of all weights of a module: 16 hexadecimal digits."""
+    found = hashlib.sha256()
+    for name, weight in sorted(module.state_dict().items()):
+        found.update(name.encode())
+        found.update(gathered(weight).cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]
