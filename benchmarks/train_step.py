@@ -21,12 +21,12 @@ from rich.table import Table
 from treeflash.components.drafters.dflash_network import Piece
 from treeflash.components.trainables.blocks import Blocks
 from treeflash.components.trainables.dflash import DFlashTrainable
-from treeflash.packed_text import PackedText, ReadText
+from treeflash.packed_text import ReadText
 from treeflash.places import locate
 from treeflash.plugins import Registry
 from treeflash.recipe import open_target
 from treeflash.trainable import Task, TrainContext
-from treeflash.training.corpus import Text, passes
+from treeflash.training.corpus import Text, pack, passes
 from treeflash.training.training_recipe import TrainingRecipe
 
 ARMS = ("treeflash", "plain", "plain-shortlist")
@@ -86,6 +86,7 @@ def run(arm: str, name: str, steps: int) -> dict[str, float]:
             locate=locate,
             loss=recipe.loss.from_options(recipe.loss_options, None),
             columns=None if arm == "plain" else columns,
+            frequent=torch.arange,
             refiner=recipe.refiner,
             refiner_options=recipe.refiner_options,
             dtype=torch.float32,
@@ -98,12 +99,12 @@ def run(arm: str, name: str, steps: int) -> dict[str, float]:
     ]
     rows = []
     for group in passes([text.length for text in texts], recipe.data.length):
-        row = PackedText.pack([(texts[index].prompt_ids, texts[index].answer_ids) for index in group])
+        row = pack([texts[index] for index in group], target.device)
         taps = torch.randn(
             row.bounds[-1], len(trainable.tap_layers) * target.hidden_size, generator=generator
         )
         normed = torch.randn(row.bounds[-1], target.hidden_size, generator=generator) * 3
-        rows.append(ReadText(row, taps.to(target.dtype), normed.to(target.dtype)))
+        rows.append(ReadText(row, *(part.to(target.device, target.dtype) for part in (taps, normed))))
     optimizer = torch.optim.AdamW(trainable.parameters(), lr=1e-4, fused=True)
     before = peak()
     positions, begin = 0, time.perf_counter()
@@ -130,44 +131,34 @@ def ids(count: int, columns: torch.Tensor | None, generator: torch.Generator) ->
 def plain(trainable: DFlashTrainable, task: Task, read: ReadText) -> torch.Tensor:
     """The same loss, written down as it stands in the papers."""
     blocks, text = task.questions.blocks, read.text
-    dense = dense_piece(blocks, text)
-    hidden, normed = draft_dense(trainable, blocks, read, dense)
-    rows = blocks.rows(text)
+    hidden, normed = draft_dense(trainable, blocks, read)
+    rows = blocks.rows()
     previous = text.token_ids[rows[:, :-1]].flatten()[:, None]
-    lesson = trainable._lesson(hidden.flatten(0, 1), normed.flatten(0, 1), previous, None)
-    head = trainable.comparison.head
+    columns, head = trainable.comparison.columns, trainable.comparison.head
+    lesson = trainable._lesson(hidden.flatten(0, 1), normed.flatten(0, 1), previous, columns)
     p = trainable.target.finish(head(read.normed[rows[:, :-1]].flatten(0, 1)).float()).log_softmax(-1)
     own = head(normed.flatten(0, 1)).float().log_softmax(-1)
-    refined = lesson.logits(head, *lesson.rows).float().log_softmax(-1)
+    refined = lesson.logits(head, *lesson.rows, *lesson.tables).float().log_softmax(-1)
     losses = sum((p.exp() * (p - q)).sum(-1) for q in (refined, own))
-    return (losses * task.questions.weights.flatten()).sum()
+    return (losses * task.questions.weights.flatten().to(losses.device)).sum()
 
 
-def dense_piece(blocks: Blocks, text: PackedText) -> list[Piece]:
-    """One mask over the whole row."""
-    size, count = blocks.block_size, len(blocks.anchors)
-    index = torch.arange(len(text.token_ids))
-    context = (text.text_of[None] == text.text_of[blocks.anchors][:, None]) & (
-        index[None] < blocks.anchors[:, None]
-    )
-    block = torch.arange(count * size) // size
-    visible = torch.cat([context.repeat_interleave(size, 0), block[:, None] == block[None]], dim=1)
-    return [Piece(slice(0, count * size), slice(0, len(index)), visible)]
-
-
-def draft_dense(
-    trainable: DFlashTrainable, blocks: Blocks, read: ReadText, pieces: list[Piece]
-) -> list[torch.Tensor]:
-    """The backbone under that mask."""
-    text, size = read.text, blocks.block_size
-    anchors = text.token_ids[blocks.anchors][:, None]
-    slots = torch.cat([anchors, anchors.new_full((len(anchors), size - 1), trainable.mask_token_id)], dim=1)
+def draft_dense(trainable: DFlashTrainable, blocks: Blocks, read: ReadText) -> list[torch.Tensor]:
+    """The backbone under one mask over the whole row."""
+    text, size, count = read.text, blocks.block_size, len(blocks.anchors)
+    anchors = blocks.anchor_rows
+    index = torch.arange(text.bounds[-1], device=anchors.device)
+    context = (text.text_of[None] == text.text_of[anchors][:, None]) & (index[None] < anchors[:, None])
+    block = torch.arange(count, device=anchors.device).repeat_interleave(size)
+    visible = torch.cat([context[block], block[:, None] == block[None]], dim=1)
+    firsts = text.token_ids[anchors][:, None]
+    slots = torch.cat([firsts, firsts.new_full((count, size - 1), trainable.mask_token_id)], dim=1)
     states = trainable.network.forward_blocks(
         trainable.target.embed(slots).float().flatten(0, 1)[None],
         read.taps[None].float(),
-        blocks.positions(text).flatten()[None],
+        blocks.positions().flatten()[None],
         text.positions[None],
-        pieces,
+        [Piece(slice(0, count * size), slice(0, text.bounds[-1]), visible)],
     )
     return [part[0].view(-1, size, part.shape[-1])[:, 1:] for part in states]
 

@@ -41,7 +41,7 @@ def laid_over(overrides: Sequence[str], dtype: str | None) -> dict[str, Any]:
 
 
 def progress_bar(*, quiet: bool = False) -> Progress:
-    """A bar with counts, the time left and a field `figures`, on the error stream; gone at its end."""
+    """A bar on the error stream, if that is a terminal: counts, the time left, a field `figures`."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=10),
@@ -50,4 +50,5 @@ def progress_bar(*, quiet: bool = False) -> Progress:
         # Last, where a narrow screen cuts it off.
         TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=True)),
     )
-    return Progress(*columns, console=Console(stderr=True, quiet=quiet), transient=True)
+    console = Console(stderr=True, quiet=quiet)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

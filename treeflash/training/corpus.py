@@ -85,6 +85,8 @@ class Corpus:
             for row in rows:
                 if len(row.prompt_ids) >= length:
                     faults.append(f"{folder}: prompt {row.key} has {len(row.prompt_ids)} tokens")
+                elif not row.answer_ids:
+                    continue
                 elif row.split == "train":
                     train.append(_text(row, length))
                 else:
@@ -102,7 +104,7 @@ class Corpus:
             )
         # By key, which is a hash: some of every directory, of prompts long and short.
         heldout = [text for *_, text in sorted(held, key=lambda entry: entry[:2])][:heldout_texts]
-        found = hashlib.sha256()
+        found = hashlib.sha256(f"{len(train)}".encode())
         for text in (*train, *heldout):
             found.update(
                 torch.tensor([len(text.prompt_ids), *text.prompt_ids, *text.answer_ids]).numpy().tobytes()
@@ -113,6 +115,19 @@ class Corpus:
     def texts(self) -> list[Text]:
         """All texts: those to train on, then the held-out ones."""
         return [*self.train, *self.heldout]
+
+    def check_tokens(self, vocab_size: int) -> None:
+        """Makes sure that a target knows all tokens.
+
+        Args:
+            vocab_size: Of the target.
+
+        Raises:
+            InputError: When it does not.
+        """
+        most = max(max(*text.prompt_ids, *text.answer_ids) for text in self.texts)
+        if most >= vocab_size:
+            raise InputError(f"the answers hold token {most}: expected ids below the target's {vocab_size}")
 
     def shortlist(self, size: int, vocab_size: int) -> Tensor:
         """The tokens most frequent in answers; then in prompts, then of the lowest ids.

@@ -14,11 +14,12 @@ from treeflash.errors import InputError
 from treeflash.trainable import Trainable
 
 
-def start_process(device: str) -> tuple[Accelerator, str]:
+def start_process(device: str, *, shard: bool) -> tuple[Accelerator, str]:
     """Finds out what this process is one of.
 
     Args:
         device: What the recipe says; "auto" is a GPU of this process's own when there is one.
+        shard: Whether weights are to be shared out over processes.
 
     Returns:
         The accelerator, and the device to put the target on.
@@ -36,6 +37,8 @@ def start_process(device: str) -> tuple[Accelerator, str]:
         )
     if device not in ("auto", "cpu") and accelerator.num_processes > 1:
         raise InputError(f'target.device: expected "auto" or "cpu" for several processes, found {device!r}')
+    if shard and accelerator.num_processes == 1:
+        raise InputError("train.shard: expected several processes, found one; start them with torchrun")
     if device != "auto":
         return accelerator, device
     return accelerator, "cpu" if on_cpu else str(accelerator.device)
@@ -51,15 +54,10 @@ def distribute(trainable: Trainable, accelerator: Accelerator, *, shard: bool) -
 
     Returns:
         What to call in its place.
-
-    Raises:
-        InputError: When there is one process to share weights out over.
     """
     if not shard:
         # It is where the target is.
         return accelerator.prepare(trainable, device_placement=[False])
-    if accelerator.num_processes == 1:
-        raise InputError("train.shard: expected several processes, found one; start them with torchrun")
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     fully_shard(trainable, mesh=mesh)
     register_fsdp_forward_method(trainable, "simulate")

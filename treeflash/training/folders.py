@@ -115,11 +115,13 @@ def read_manifest(folder: Path, name: str, expected: str) -> dict[str, Any]:
     """
     path = folder / name
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise InputError(f"{folder}: expected {expected}, found no {name}") from None
     except ValueError as error:
         raise InputError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: expected a JSON object, found {type(found).__name__}")
     return found
 
 

@@ -31,7 +31,7 @@ class Metrics:
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # only when asked
 
-            self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
+            self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Writes a line."""

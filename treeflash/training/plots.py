@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from treeflash.errors import InputError
+
 _SIZE = (7.0, 4.0)
 
 
@@ -13,7 +15,17 @@ def draw(folder: Path, lines: Sequence[dict[str, Any]]) -> None:
     Args:
         folder: Of the run.
         lines: Its record.
+
+    Raises:
+        InputError: When the disk does not take them.
     """
+    try:
+        _draw(folder, lines)
+    except OSError as error:
+        raise InputError(f"{folder}: the pictures cannot be written ({error.strerror})") from None
+
+
+def _draw(folder: Path, lines: Sequence[dict[str, Any]]) -> None:
     from matplotlib.figure import Figure  # only at the end of a run
 
     steps = [line for line in lines if "loss" in line]

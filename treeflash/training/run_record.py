@@ -46,12 +46,12 @@ def begin_run(out: Path, tables: Mapping[str, Any], facts: Mapping[str, Any], st
     """
     settings = {key: value for key, value in flat(tables).items() if not key.startswith(_FREE)}
     adjustable = {key: settings.pop(key, None) for key in _ADJUSTABLE}
-    begin(out, RUN, {"settings": settings, **facts})
+    begin(out, RUN, {**settings, **facts})
     path = out / ADJUSTED
     history = read_adjusted(out)
     if not history or history[-1]["settings"] != adjustable:
         history.append({"from_step": step, "settings": adjustable})
-        write_atomically(path, json.dumps(history, indent=1) + "\n")
+        write_atomically(path, json.dumps({"history": history}, indent=1) + "\n")
 
 
 def read_adjusted(out: Path) -> list[dict[str, Any]]:
@@ -65,8 +65,7 @@ def read_adjusted(out: Path) -> list[dict[str, Any]]:
     """
     if not (out / ADJUSTED).is_file():
         return []
-    found: Any = read_manifest(out, ADJUSTED, "the folder of a training run")
-    return list(found)
+    return list(read_manifest(out, ADJUSTED, "the folder of a training run").get("history", []))
 
 
 def digest(module: nn.Module) -> str:

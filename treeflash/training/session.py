@@ -73,10 +73,11 @@ def train(
         TreeflashError: When recipe, data and target do not go together, the folder was begun with other
             settings, the disk is full, or the run cannot go on.
     """
-    accelerator, place = start_process(recipe.target.device)
+    accelerator, place = start_process(recipe.target.device, shard=recipe.train.shard)
     listener = listener if accelerator.is_main_process and listener is not None else Listener()
     target = open_target(attrs.evolve(recipe.target, device=place), registry)
     corpus = Corpus.read(folders, target.digest(), recipe.data.length, recipe.data.heldout_texts)
+    corpus.check_tokens(target.vocab_size)
     check_labels(target, corpus.train[0])
     size = recipe.loss_settings.shortlist
     columns = corpus.shortlist(size, target.vocab_size) if 0 < size < target.vocab_size else None
@@ -98,16 +99,16 @@ def train(
     if not trained:
         raise CompositionError(f"{recipe.path}: nothing is left to train")
     parameters = sum(weight.numel() for weight in trainable.parameters())
+    states = _states(recipe, trainable, corpus, out, accelerator, listener)
     if accelerator.is_main_process:
         facts = {
-            "data": corpus.fingerprint,
-            "target": target.digest(),
+            "answers": corpus.fingerprint,
+            "target_weights": target.digest(),
             "first_weights": digest(trainable),
             "processes": accelerator.num_processes,
         }
         begin_run(out, recipe.tables, facts, Snapshots.of_run(out).last_step())
     accelerator.wait_for_everyone()
-    states = _states(recipe, trainable, corpus, out, accelerator, listener)
     listener.say(
         f"{len(corpus.train)} texts to train on, {len(corpus.heldout)} to measure on; "
         f"{trained / 1e6:.1f} of {parameters / 1e6:.1f} million weights are trained"

@@ -1,0 +1,150 @@
+"""From prompts to a drafter as a new user does it, and what the command says to mistakes."""
+
+import json
+import sys
+
+import pytest
+
+from treeflash.cli import main
+
+PROMPTS = [
+    f"{name} has {count} coins. {name}" for name in ("Ana", "Ben", "Cho", "Dee") for count in (3, 5, 8)
+]
+SMALL = ["drafter.block_size=4", "drafter.layers=1", "drafter.intermediate_size=16", "drafter.anchors=4"]
+SMALL += ["data.batch_size=4", "train.steps=3", "target.device=cpu"]
+OPTIONS = [word for setting in SMALL for word in ("-o", setting)]
+
+
+@pytest.fixture
+def run(monkeypatch, capfd):
+    """Exit status and both outputs of a command line."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["treeflash", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capfd.readouterr()
+        return stop.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def data(run, tmp_path):
+    """A data directory, made by the command before."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+    words = ["--prompts", file, "--out", tmp_path / "data", "--max-new-tokens", "20", "--heldout", "0.3"]
+    status, out, _ = run("regenerate", "tiny-plain", *words, "-o", "target.device=cpu")
+    assert status == 0
+    assert "12 answers" in out
+    return tmp_path / "data"
+
+
+def test_from_prompts_to_text(run, data, tmp_path):
+    out = tmp_path / "run"
+    status, said, err = run("train", "tiny-train", "--data", data, "--out", out, *OPTIONS)
+    assert status == 0
+    recipe = out / "drafter" / "recipe.toml"
+    assert said.splitlines()[-1] == f"decode with it: treeflash generate {recipe} ..."
+    assert "texts to train on" in err + said
+    assert {path.name for path in out.iterdir()} >= {"loss.png", "acceptance.png", "states", "drafter"}
+    words = [PROMPTS[0], "--max-new-tokens", "12", "--json"]
+    status, mine, err = run("generate", recipe, *words)
+    assert (status, err) == (0, "")
+    status, plain, _ = run("generate", "tiny-plain", *words)
+    assert json.loads(mine)["text"] == json.loads(plain)["text"]
+    status, again, _ = run("train", "tiny-train", "--data", data, "--out", out, *OPTIONS)
+    assert (status, again.splitlines()[-1]) == (0, said.splitlines()[-1])
+    status, _, err = run("train", "tiny-train", "--data", data, "--out", out, *OPTIONS, "-o", "train.seed=1")
+    assert status == 2
+    assert "was begun with other settings" in err
+    assert "train.seed: expected None as before, found 1" in err
+
+
+def test_measurements_are_shown(run, data, tmp_path):
+    status, _, err = run("train", "tiny-train", "--data", data, "--out", tmp_path / "run", *OPTIONS)
+    assert status == 0
+    (first, last) = (line for line in err.splitlines() if line.startswith("step "))
+    assert first.startswith("step 0, tokens a step held out: backbone 1.")
+    assert last.startswith("step 3, tokens a step held out: backbone ")
+    assert "refined" in last
+
+
+MISTAKES = {
+    "missing data": (
+        ["tiny-train", "--data", "{there}/absent"],
+        "absent: expected a folder made by treeflash",
+    ),
+    "no data directory": (
+        ["tiny-train", "--data", "{there}/file"],
+        "file: expected a folder made by treeflash",
+    ),
+    "empty folder": (["tiny-train", "--data", "{there}"], "expected a folder made by treeflash regenerate"),
+    "misspelled recipe": (["tiny-tran", "--data", "{there}"], "did you mean 'tiny-train'"),
+    "a recipe that decodes": (["tiny-plain", "--data", "{there}"], "this recipe decodes, it does not train"),
+    "misspelled key": (
+        ["tiny-train", "--data", "{there}", "-o", "train.stesp=3"],
+        "train.stesp: unknown key; did you mean 'steps'?",
+    ),
+    "malformed override": (["tiny-train", "--data", "{there}", "-o", "steps"], "expected table.key=value"),
+    "bad device": (
+        ["tiny-train", "--data", "{there}", "-o", "target.device=abacus"],
+        "abacus",
+    ),
+    "missing target": (
+        ["tiny-train", "--data", "{there}", "-o", "target.model=nowhere"],
+        "no folder, hub name or target is called 'nowhere'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistake(case, run, tmp_path):
+    (tmp_path / "file").write_text("text")
+    words, fault = MISTAKES[case]
+    words = [word.format(there=tmp_path) for word in words]
+    status, out, err = run("train", *words, "--out", tmp_path / "run")
+    assert (status, out) == (2, "")
+    assert "Traceback" not in err
+    assert err.count("treeflash: ") == 1
+    said = err[err.index("treeflash: ") :]
+    assert fault in said
+    assert said.count("\n") == 1 + said.count("\n  - ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mistake_is_one_line(run, tmp_path):
+    _, _, err = run("train", "tiny-train", "--data", tmp_path / "absent", "--out", tmp_path / "run")
+    assert len(err.splitlines()) == 1
+
+
+def test_a_file_in_the_place_of_the_run(run, data, tmp_path):
+    (tmp_path / "run").write_text("text")
+    status, out, err = run("train", "tiny-train", "--data", data, "--out", tmp_path / "run", *OPTIONS)
+    assert (status, out) == (2, "")
+    assert "cannot be made" in err
+
+
+@pytest.mark.parametrize(
+    "words", [["tiny-train"], ["tiny-train", "--data", "x"], ["tiny-train", "--out", "x"], ["--data", "x"]]
+)
+def test_usage(words, run):
+    status, out, err = run("train", *words)
+    assert (status, out) == (2, "")
+    assert "Error: Missing" in err
+    assert "Traceback" not in err
+
+
+def test_help(run):
+    status, out, err = run("train", "--help")
+    assert (status, err) == (0, "")
+    assert "goes on from its last checkpoint" in " ".join(out.split())
+
+
+def test_training_packages_are_missing(run, data, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "treeflash.training.trainer", None)
+    status, _, err = run("train", "tiny-train", "--data", data, "--out", tmp_path / "run", *OPTIONS)
+    assert status == 2
+    assert "training needs more packages" in err
+    assert "pip install 'treeflash[train]'" in err

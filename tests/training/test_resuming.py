@@ -1,0 +1,252 @@
+"""A run that was stopped, at whatever moment, ends as if it had not been."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from treeflash.errors import CheckpointError, InputError
+from treeflash.training import checkpointing
+from treeflash.training.session import Listener
+
+SHORT = {"steps": 6, "save_every": 2, "evaluate_every": 3}
+WAYS = {
+    "plain": {"train": SHORT},
+    "average": {"train": {**SHORT, "average": 0.5}},
+    "passes": {"train": SHORT, "data": {"length": 64}},
+    "all": {
+        "train": {**SHORT, "average": 0.5, "dtype": "bfloat16"},
+        "data": {"length": 64, "states": "cache"},
+        "drafter": {"previous": "tree"},
+    },
+}
+LONG = {
+    "train": {"steps": 60, "save_every": 3, "evaluate_every": 20, "average": 0.9},
+    "data": {"length": 64},
+}
+
+# torch says once that its fused norm does not take two dtypes.
+
+
+def record(out):
+    """What was written of each step and measurement, but for the time it took."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def of_steps(out):
+    return [line for line in record(out) if "loss" in line]
+
+
+def weights(out):
+    return (out / "drafter" / "model.safetensors").read_bytes()
+
+
+def state(out):
+    """The numbers of the last checkpoint, but for the time."""
+    last = max(out.glob("checkpoints/step-*"))
+    return {**json.loads((last / "state.json").read_text()), "seconds": None}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_stopped_again_and_again(way, run, stop_at, stopped, tmp_path):
+    whole = run(tmp_path / "whole", **WAYS[way])
+    for step in (1, 3, 4, 5):
+        with pytest.raises(stopped):
+            run(tmp_path / "broken", listener=stop_at(step), **WAYS[way])
+        assert not (tmp_path / "broken" / "drafter").exists()
+    broken = run(tmp_path / "broken", **WAYS[way])
+    assert weights(broken) == weights(whole)
+    assert state(broken) == state(whole)
+    assert [line["step"] for line in of_steps(broken)] == list(range(1, 7))
+    assert of_steps(broken) == of_steps(whole)
+
+
+def test_the_average_is_what_is_shipped(run, tmp_path):
+    plain = run(tmp_path / "plain", **WAYS["plain"])
+    average = run(tmp_path / "average", **WAYS["average"])
+    assert of_steps(plain) == of_steps(average)
+    assert weights(plain) != weights(average)
+
+
+def test_several_passes_are_one_step(run, tmp_path):
+    """They sum what one pass would: the same losses, however the texts are packed."""
+    one, several = (of_steps(run(tmp_path / way, **WAYS[way])) for way in ("plain", "passes"))
+    assert [line["positions"] for line in one] == [line["positions"] for line in several]
+    assert [line["loss"] for line in one] == pytest.approx([line["loss"] for line in several], rel=1e-4)
+
+
+def test_a_killed_run_goes_on(run, data, tmp_path):
+    """With -9, at any moment behind the first checkpoint: a step, a measurement or half a checkpoint."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    recipe = LONG | {"target": {"device": "cpu"}}
+    small = {"drafter": {"block_size": 4, "layers": 1, "intermediate_size": 16, "anchors": 4}}
+    tables = [*recipe.items(), *small.items()]
+    words = [sys.executable, "-m", "treeflash", "train", "tiny-train", "--data", str(data)]
+    words += ["--out", str(broken), "-o", "data.batch_size=4", "-o", "data.states=compute"]
+    words += ["-o", "data.heldout_texts=2"]
+    for table, keys in tables:
+        for key, value in keys.items():
+            words += ["-o", f"{table}.{key}={value}"]
+    delay = random.uniform(0, 0.25)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, **quiet) as process:
+        while not list(broken.glob("checkpoints/step-*")) and process.poll() is None:
+            time.sleep(0.002)
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    before = sorted(path.name for path in broken.glob("checkpoints/step-*"))
+    assert before
+    assert before[-1] < "step-00000060"
+    run(broken, **LONG)
+    run(whole, **LONG)
+    assert weights(broken) == weights(whole), f"killed {delay} s behind the first checkpoint"
+    assert record(broken) == record(whole)
+    assert [line["step"] for line in of_steps(broken)] == list(range(1, 61))
+
+
+def test_a_kill_while_a_checkpoint_is_written(run, tmp_path, monkeypatch):
+    whole = run(tmp_path / "whole", **WAYS["average"])
+    write, calls = checkpointing.save_file, []
+
+    def save_file(tensors, path):
+        calls.append(path)
+        if len(calls) == 5:  # the second file of the second checkpoint
+            path.write_bytes(b"half")
+            raise KeyboardInterrupt
+        write(tensors, path)
+
+    monkeypatch.setattr(checkpointing, "save_file", save_file)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "broken", **WAYS["average"])
+    assert [path.name for path in tmp_path.glob("broken/checkpoints/step-*")] == ["step-00000002"]
+    monkeypatch.undo()
+    broken = run(tmp_path / "broken", **WAYS["average"])
+    assert weights(broken) == weights(whole)
+    assert record(broken) == record(whole)
+    assert not list(broken.glob("checkpoints/.*"))
+
+
+def test_a_full_disk_keeps_the_checkpoint_before(run, tmp_path, monkeypatch):
+    write, calls = checkpointing.save_file, []
+
+    def save_file(tensors, path):
+        calls.append(path)
+        if len(calls) > 3:
+            raise OSError(28, "No space left on device")
+        write(tensors, path)
+
+    monkeypatch.setattr(checkpointing, "save_file", save_file)
+    with pytest.raises(InputError, match=r"cannot be written \(.*No space left on device\)"):
+        run(tmp_path, **WAYS["plain"])
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
+
+
+def test_a_broken_checkpoint_is_named(run, tmp_path):
+    whole = run(tmp_path / "run", **WAYS["plain"])
+    before = weights(whole)
+    shutil.rmtree(whole / "drafter")
+    last = whole / "checkpoints" / "step-00000006"
+    (last / "weights.safetensors").write_bytes(b"broken")
+    with pytest.raises(CheckpointError, match=r"step-00000006: cannot be read .* delete it to go on"):
+        run(whole, **WAYS["plain"])
+    shutil.rmtree(last)
+    assert weights(run(whole, **WAYS["plain"])) == before
+
+
+def test_a_run_stopped_before_its_first_checkpoint(run, stop_at, stopped, tmp_path):
+    whole = run(tmp_path / "whole")
+    with pytest.raises(stopped):
+        run(tmp_path / "broken", listener=stop_at(1))
+    assert record(run(tmp_path / "broken")) == record(whole)
+
+
+def test_event_files_of_a_run_that_was_stopped(run, stop_at, stopped, tmp_path):
+    settings = {**SHORT, "tensorboard": True}
+    with pytest.raises(stopped):
+        run(tmp_path, train=settings, listener=stop_at(3))
+    run(tmp_path, train=settings)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert {event.step for event in events.Scalars("loss")} >= {1, 2, 3, 4, 5}
+
+
+def test_only_the_last_checkpoints_are_kept(run, tmp_path):
+    settings = {"steps": 7, "save_every": 1, "keep": 3}
+    run(tmp_path, train=settings)
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == [f"step-{step:08d}" for step in (5, 6, 7)]
+
+
+def test_a_finished_run_trains_nothing_more(run, tmp_path):
+    def content():
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    run(tmp_path, **WAYS["all"])
+    before = content()
+    steps = []
+    listener = Listener(on_progress=lambda progress: steps.append(progress.step))
+    run(tmp_path, listener=listener, **WAYS["all"])
+    assert not steps
+    assert content() == before
+
+
+@pytest.fixture(scope="module")
+def begun(run, tmp_path_factory):
+    """What the plain run is begun with."""
+    return (run(tmp_path_factory.mktemp("begun"), **WAYS["plain"]) / "run.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("tables", "key"),
+    [
+        ({"optimizer": {"clip": 2.0}}, "optimizer.clip: expected None as before, found 2.0"),
+        ({"train": {"seed": 9}}, "train.seed: expected None as before, found 9"),
+        ({"refiner": {"use": "linear"}}, "refiner.use: expected 'swiglu' as before, found 'linear'"),
+        ({"loss": {"shortlist": 9}}, "loss.shortlist: expected None as before, found 9"),
+    ],
+)
+def test_other_settings_are_refused(run, begun, tmp_path, tables, key):
+    (tmp_path / "run.json").write_text(begun)
+    with pytest.raises(InputError) as error:
+        run(tmp_path, **{**tables, "train": {**SHORT, **tables.get("train", {})}})
+    assert key in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_run_may_go_on_longer_at_another_rate(run, tmp_path):
+    """What is changed on the way is written down, and what does not matter to the result is free."""
+    run(tmp_path, train={**SHORT, "steps": 4})
+    run(tmp_path, train={**SHORT, "steps": 6, "keep": 3, "evaluate_every": 2}, optimizer={"lr": 1e-3})
+    expected = [
+        {"from_step": 0, "settings": {"train.steps": 4, "optimizer.lr": 2e-3}},
+        {"from_step": 4, "settings": {"train.steps": 6, "optimizer.lr": 1e-3}},
+    ]
+    assert json.loads((tmp_path / "adjusted.json").read_text())["history"] == expected
+    record = json.loads((tmp_path / "drafter" / "training.json").read_text())
+    assert record["settings_on_the_way"] == expected
+    assert record["steps"] == 6
+
+
+def test_another_number_of_processes_is_refused(run, begun, tmp_path):
+    several = {**json.loads(begun), "processes": 2}
+    (tmp_path / "run.json").write_text(json.dumps(several))
+    with pytest.raises(InputError, match="processes: expected 2 as before, found 1"):
+        run(tmp_path, **WAYS["plain"])
+
+
+def test_other_data_is_refused(run, begun, data, write_data, cpu_target, tmp_path):
+    other = write_data(
+        tmp_path / "more", cpu_target.digest(), [("train", [2, 65], [66, 67]), ("heldout", [2, 65], [66])]
+    )
+    (tmp_path / "run.json").write_text(begun)
+    with pytest.raises(InputError, match=r"answers: expected '[0-9a-f]{16}' as before, found '[0-9a-f]{16}'"):
+        run(tmp_path, folders=[data, other], **WAYS["plain"])
