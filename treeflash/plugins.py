@@ -1,6 +1,7 @@
 """Finding what is installed: one registry, asked by kind and name."""
 
 import importlib.metadata
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -25,6 +26,8 @@ _HOOKS: dict[str, tuple[str, type[Any]]] = {
 }
 # What a decoder is made of.
 KINDS = ("drafter", "builder", "refiner", "selector", "verifier")
+# Distributions to load plugins of, by comma; with a minus sign, those to leave out. Unset loads all.
+CHOICE = "TREEFLASH_PLUGINS"
 
 
 @attrs.frozen
@@ -64,7 +67,8 @@ class Registry:
             A registry of its own; nothing is kept between two calls.
 
         Raises:
-            PluginError: When two plugins claim one name.
+            PluginError: When two plugins claim one name, or `TREEFLASH_PLUGINS` names one that is not
+                installed.
         """
         failures: dict[str, str] = {}
         manager = _manager(failures)
@@ -122,9 +126,13 @@ def _manager(failures: dict[str, str]) -> pluggy.PluginManager:
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     manager.register(builtin, name=hookspecs.PROJECT)
-    for distribution in importlib.metadata.distributions():
-        for entry in distribution.entry_points.select(group=hookspecs.PROJECT):
-            name = distribution.metadata["Name"]
+    found = [
+        (distribution.metadata["Name"], distribution.entry_points.select(group=hookspecs.PROJECT))
+        for distribution in importlib.metadata.distributions()
+    ]
+    chosen = _chosen([name for name, entries in found if entries])
+    for name, entries in found:
+        for entry in entries if name in chosen else ():
             try:
                 plugin = entry.load()
                 if not manager.is_registered(plugin):
@@ -134,6 +142,20 @@ def _manager(failures: dict[str, str]) -> pluggy.PluginManager:
                 failures[name] = f"{type(error).__name__}: {first_line(error)}"
                 manager.unregister(name=f"{name}:{entry.name}")
     return manager
+
+
+def _chosen(installed: list[str]) -> set[str]:
+    """Which distributions' plugins the environment asks for."""
+    text = os.environ.get(CHOICE)
+    if text is None:
+        return set(installed)
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    without = {name[1:].strip() for name in names if name.startswith("-")}
+    wanted = {name for name in names if not name.startswith("-")}
+    for name in sorted((without | wanted) - set(installed)):
+        raise PluginError(f"{CHOICE}: no plugin {name!r} is installed{nearest(name, installed)}")
+    # Leaving some out means all others; naming some means these alone.
+    return (wanted if wanted or not without else set(installed)) - without
 
 
 def _answers(manager: pluggy.PluginManager, hook: str, failures: dict[str, str]) -> Iterator[tuple[str, Any]]:

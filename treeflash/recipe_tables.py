@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from treeflash.errors import RecipeError, UnknownNameError, bullet_list, nearest
 from treeflash.places import anchored
 from treeflash.plugins import Registry
@@ -49,7 +51,10 @@ def open_tables(
         RecipeError: When it cannot be read.
     """
     path = find(name, registry)
-    return path, merge(read_tables(path, registry), overrides or {})
+    tables: dict[str, Any] = {}
+    for layer in read_layers(path, registry):
+        tables = merge(tables, layer.tables)
+    return path, merge(tables, overrides or {})
 
 
 def sort_tables(
@@ -102,7 +107,20 @@ def used_class(
         return None
 
 
-def read_tables(path: Path, registry: Registry, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+@attrs.frozen
+class Layer:
+    """One of the files a recipe is made of.
+
+    Attributes:
+        path: The file.
+        tables: What it says, unchecked.
+    """
+
+    path: Path
+    tables: dict[str, Any]
+
+
+def read_layers(path: Path, registry: Registry, seen: tuple[Path, ...] = ()) -> list[Layer]:
     """Reads a file and what it extends.
 
     Args:
@@ -111,7 +129,7 @@ def read_tables(path: Path, registry: Registry, seen: tuple[Path, ...] = ()) -> 
         seen: Files that extend it.
 
     Returns:
-        Its tables, unchecked.
+        The files, what extends another behind it.
 
     Raises:
         RecipeError: When a file cannot be read, or extends itself.
@@ -129,7 +147,7 @@ def read_tables(path: Path, registry: Registry, seen: tuple[Path, ...] = ()) -> 
     tables = anchored(tables, path.parent)
     base = tables.pop("extends", None)
     if base is None:
-        return tables
+        return [Layer(path, tables)]
     if not isinstance(base, str):
         raise RecipeError(f"{path}: extends: expected a recipe's name, found {base!r}")
     name = str(path.parent / base) if base.endswith(".toml") else base
@@ -137,7 +155,28 @@ def read_tables(path: Path, registry: Registry, seen: tuple[Path, ...] = ()) -> 
         below = find(name, registry)
     except UnknownNameError as error:
         raise RecipeError(f"{path}: extends: {error}") from None
-    return merge(read_tables(below, registry, (*seen, path)), tables)
+    return [*read_layers(below, registry, (*seen, path)), Layer(path, tables)]
+
+
+def origins(layers: Sequence[Layer]) -> dict[tuple[str, str], Path]:
+    """Which file each value of a recipe comes from.
+
+    Args:
+        layers: From `read_layers`.
+
+    Returns:
+        The file by table and key.
+    """
+    merged: dict[str, Any] = {}
+    found: dict[tuple[str, str], Path] = {}
+    for layer in layers:
+        merged = merge(merged, layer.tables)
+        places = [(table, key) for table, rest in merged.items() if isinstance(rest, Mapping) for key in rest]
+        found = {
+            (table, key): layer.path if key in layer.tables.get(table, {}) else found[table, key]
+            for table, key in places
+        }
+    return found
 
 
 def parse_overrides(assignments: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -68,6 +68,22 @@ class Draws:
                 del self._noise[spent]
         return scores.argmax(dim=-1)
 
+    def scores(self, logits: Tensor, position: Tensor) -> Tensor:
+        """What the first sequence's token behind a position is the argmax of.
+
+        Args:
+            logits: `[V]`.
+            position: int64 `[1]` on the CPU.
+
+        Returns:
+            `[V]`, float32 or float64.
+        """
+        exact = logits if logits.dtype == torch.float64 else logits.float()
+        if self.temperature == 0:
+            return exact
+        noise = self._noise_at(self.sequences[0], int(position) + 1, exact)
+        return exact + self.temperature * noise
+
     def _noise_at(self, sequence: int, position: int, like: Tensor) -> Tensor:
         """Gumbel noise `[V]` of one position, drawn in float64 and kept in the dtype of `like`."""
         key = (sequence, position)

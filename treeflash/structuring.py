@@ -42,7 +42,7 @@ def structure(table: Mapping[str, Any], options: type[T], where: str, faults: li
         place = f"{where}.{key}"
         if key not in table:
             if field.default is attrs.NOTHING:
-                found.append(f"{place}: expected {_spell(kinds[key])}, found nothing")
+                found.append(f"{place}: expected {spell(kinds[key])}, found nothing")
             continue
         if attrs.has(kinds[key]) and isinstance(table[key], Mapping):
             structure(table[key], kinds[key], place, found)
@@ -65,7 +65,7 @@ def _value_fault(value: Any, kind: Any, field: "attrs.Attribute[Any]", converter
     try:
         structured = converter.structure(value, kind)
     except (BaseValidationError, TypeError, ValueError):
-        return f"expected {_spell(kind)}, found {value!r}"
+        return f"expected {spell(kind)}, found {value!r}"
     if field.validator is None:
         return None
     try:
@@ -107,7 +107,7 @@ def _strict(value: Any, kind: type) -> Any:
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
-        raise TypeError(f"expected {_spell(kind)}, found {value!r}")
+        raise TypeError(f"expected {spell(kind)}, found {value!r}")
     return value
 
 
@@ -115,11 +115,19 @@ def _is_optional(kind: Any) -> bool:
     return get_origin(kind) in (Union, types.UnionType) and type(None) in get_args(kind)
 
 
-def _spell(kind: Any) -> str:
+def spell(kind: Any) -> str:
+    """A type in words.
+
+    Args:
+        kind: The type.
+
+    Returns:
+        "an integer", for instance.
+    """
     if _is_optional(kind):
-        return " or ".join(_spell(option) for option in get_args(kind) if option is not type(None))
+        return " or ".join(spell(option) for option in get_args(kind) if option is not type(None))
     if get_origin(kind) in _SEQUENCES:
-        return f"a list ({_spell(get_args(kind)[0])} each)"
+        return f"a list ({spell(get_args(kind)[0])} each)"
     if attrs.has(kind):
         return "a table"
     return _NAMES.get(kind, getattr(kind, "__name__", str(kind)))

@@ -5,7 +5,11 @@ import sys
 import click
 
 from treeflash import __version__
+from treeflash.cli.check import check
+from treeflash.cli.completion import completion
+from treeflash.cli.components import components
 from treeflash.cli.generate import generate
+from treeflash.cli.recipes import recipes
 from treeflash.cli.regenerate import regenerate
 from treeflash.cli.train import train
 from treeflash.errors import TreeflashError
@@ -17,9 +21,8 @@ def commands() -> None:
     """Lossless tree speculative decoding from interchangeable parts."""
 
 
-commands.add_command(generate)
-commands.add_command(regenerate)
-commands.add_command(train)
+for command in (check, completion, components, generate, recipes, regenerate, train):
+    commands.add_command(command)
 
 
 def main() -> None:

@@ -1,12 +1,15 @@
 """`treeflash generate`: one answer, streamed."""
 
 import json
+import sys
 from typing import Any
 
+import attrs
 import click
 
-from treeflash.cli.options import dtype_option, laid_over, overrides_option
+from treeflash.cli.options import dtype_option, laid_over, overrides_option, recipe_argument
 from treeflash.engine import Decoder, Emission, Generation
+from treeflash.engine.audit import MISMATCH, Audit, audited
 from treeflash.engine.stopping import STOP_TOKEN
 from treeflash.errors import InputError
 from treeflash.plugins import Registry
@@ -17,7 +20,7 @@ from treeflash.target.text import TextCodec, TextStream
 
 
 @click.command(short_help="Answer a prompt.")
-@click.argument("recipe")
+@recipe_argument
 @click.argument("prompt")
 @click.option(
     "--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Where to stop."
@@ -29,6 +32,8 @@ from treeflash.target.text import TextCodec, TextStream
 @dtype_option
 @overrides_option
 @click.option("--raw", is_flag=True, help="Take PROMPT as it is, not as a user's turn of a chat.")
+@click.option("--show-tree", is_flag=True, help="Draw each step's tree, the accepted path starred.")
+@click.option("--audit", is_flag=True, help="Decode plainly too, and compare.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def generate(
     recipe: str,
@@ -39,9 +44,14 @@ def generate(
     dtype: str | None,
     overrides: tuple[str, ...],
     raw: bool,
+    show_tree: bool,
+    audit: bool,
     as_json: bool,
 ) -> None:
-    """Answer PROMPT with RECIPE, the name of a recipe or the path of one."""
+    """Answer PROMPT with RECIPE, the name of a recipe or the path of one.
+
+    With --audit, a difference from plain decoding that is no near-tie gives exit status 1.
+    """
     if not prompt:
         raise InputError("the prompt is empty: expected at least one character")
     registry = Registry.load()
@@ -59,16 +69,38 @@ def generate(
     def receive(emission: Emission) -> None:
         stopped = emission.stop_reason == STOP_TOKEN
         show(stream.push(emission.token_ids[:-1] if stopped else emission.token_ids))
+        if show_tree and emission.tree is not None:
+            spell = lambda token: repr(codec.decode([token]))  # noqa: E731
+            click.echo(f"\n{emission.tree.picture(spell, emission.path)}", err=as_json)
 
-    result = decoder.generate(
-        codec.encode_raw(prompt) if raw else codec.encode_chat(prompt),
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        seed=seed,
-        on_emission=receive,
-    )
+    prompt_ids = codec.encode_raw(prompt) if raw else codec.encode_chat(prompt)
+    settings: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "seed": seed,
+        "on_emission": receive,
+    }
+    found = None
+    if audit:
+        result, found = audited(decoder, prompt_ids, **settings)
+    else:
+        result = decoder.generate(prompt_ids, **settings)
     show(stream.close())
-    click.echo(json.dumps(_report(result, "".join(pieces))) if as_json else f"\n\n{_summary(result)}")
+    if as_json:
+        report = _report(result, "".join(pieces))
+        click.echo(json.dumps(report if found is None else {**report, "audit": attrs.asdict(found)}))
+    else:
+        click.echo(f"\n\n{_summary(result)}")
+        if found is not None:
+            click.echo(f"[audit: {_verdict(found)}]")
+    if found is not None and found.kind == MISMATCH:
+        sys.exit(1)
+
+
+def _verdict(found: Audit) -> str:
+    if found.identical:
+        return "identical to plain decoding"
+    return f"{found.kind} at new token {found.first_difference}"
 
 
 def _codec(decoder: Decoder) -> TextCodec:

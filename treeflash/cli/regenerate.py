@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from treeflash.cli.options import dtype_option, laid_over, overrides_option, progress_bar
+from treeflash.cli.options import dtype_option, laid_over, overrides_option, progress_bar, recipe_argument
 from treeflash.errors import InputError
 from treeflash.plugins import Registry
 from treeflash.prompts import read_prompts
@@ -16,7 +16,7 @@ from treeflash.training.regeneration import regenerate as answer
 
 
 @click.command(short_help="Write training data: the target's answers to prompts.")
-@click.argument("recipe")
+@recipe_argument
 @click.option("--prompts", required=True, type=click.Path(path_type=Path), help="File of JSON lines.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Data directory to make.")
 @click.option("--limit", type=click.IntRange(min=1), help="Read this many rows of the file.")

@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from treeflash.cli.options import overrides_option, progress_bar
+from treeflash.cli.options import overrides_option, progress_bar, recipe_argument
 from treeflash.errors import TrainingError
 from treeflash.plugins import Registry
 from treeflash.recipe_tables import parse_overrides
 
 
 @click.command(short_help="Train a drafter on the target's answers.")
-@click.argument("recipe")
+@recipe_argument
 @click.option(
     "--data",
     "folders",

@@ -1,0 +1,72 @@
+"""`treeflash check`: whether a recipe would decode here, and what it would take."""
+
+from typing import Any
+
+import click
+from torch import nn
+
+from treeflash.cli.options import dtype_option, laid_over, overrides_option, recipe_argument
+from treeflash.engine import Decoder
+from treeflash.plugins import Registry
+from treeflash.recipe import Recipe
+from treeflash.target import HuggingFaceTarget
+
+_TOKENS = 1024
+
+
+@click.command(short_help="Load what a recipe names and see that it fits.")
+@recipe_argument
+@dtype_option
+@overrides_option
+def check(recipe: str, dtype: str | None, overrides: tuple[str, ...]) -> None:
+    """Load RECIPE's target and drafter, and see that they fit, without generating.
+
+    The target is probed with a tiny tree; checkpoints are read; memory is estimated.
+    """
+    registry = Registry.load()
+    checked = Recipe.load(recipe, registry, laid_over(overrides, dtype))
+    decoder = checked.build(registry)
+    click.echo(f"{checked.path}: fits")
+    for line in (*_target(decoder), *_parts(decoder, checked)):
+        click.echo(f"  {line}")
+
+
+def _target(decoder: Decoder) -> list[str]:
+    target = decoder.target
+    facts = target.fingerprint()
+    lines = [
+        f"target: {facts.num_layers} layers, hidden size {facts.hidden_size}, {facts.vocab_size} tokens, "
+        f"{target.max_positions or 'any number of'} positions, {_dtype(target.dtype)} on {target.device}"
+    ]
+    if isinstance(target, HuggingFaceTarget):
+        weights = _bytes(target.model)
+        config = target.config
+        heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or facts.hidden_size // max(1, config.num_attention_heads)
+        cache = 2 * facts.num_layers * heads * width * target.dtype.itemsize * _TOKENS
+        lines += [
+            f"  verified in trees with {target.attention} attention",
+            f"  memory: {weights / 1e6:.0f} MB of weights, {cache / 1e6:.1f} MB of cache for {_TOKENS} tokens",
+        ]
+    return lines
+
+
+def _parts(decoder: Decoder, recipe: Recipe) -> list[str]:
+    lines = []
+    for kind, part in recipe.parts.items():
+        built: Any = getattr(decoder, kind)
+        network = getattr(built, "network", None)
+        memory = f", {_bytes(network) / 1e6:.1f} MB of weights" if isinstance(network, nn.Module) else ""
+        if kind == "drafter":
+            taps = ", ".join(map(str, decoder.drafter.tap_layers)) or "none"
+            memory += f", {decoder.drafter.max_depth} levels, target layers read: {taps}"
+        lines.append(f"{kind}: {part.use}{memory}")
+    return lines
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(weight.numel() * weight.element_size() for weight in module.parameters())
+
+
+def _dtype(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")

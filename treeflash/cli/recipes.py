@@ -1,0 +1,111 @@
+"""`treeflash recipes`: which there are, what one says and from where, and whether they are right."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from treeflash.cli.options import recipe_argument
+from treeflash.describing import as_toml, option_rows
+from treeflash.errors import TreeflashError
+from treeflash.plugins import Registry
+from treeflash.recipe import Recipe, TargetOptions
+from treeflash.recipe_tables import find, merge, origins, read_layers
+
+
+@click.group(short_help="List, show and check recipes.")
+def recipes() -> None:
+    """List recipes, show what one says, check that they are right."""
+
+
+@recipes.command(name="list")
+def list_recipes() -> None:
+    """List the recipes that are found by name."""
+    registry = Registry.load()
+    width = max(map(len, registry.recipes), default=0)
+    for name, found in sorted(registry.recipes.items()):
+        click.echo(f"{click.style(name.ljust(width), bold=True)}  [{found.origin}]  {_comment(found.value)}")
+
+
+@recipes.command()
+@recipe_argument
+def show(recipe: str) -> None:
+    """Show what RECIPE comes to, and the file that says each thing.
+
+    A value that no file says is the component's default.
+    """
+    registry = Registry.load()
+    layers = read_layers(find(recipe, registry), registry)
+    tables: dict[str, Any] = {}
+    for layer in layers:
+        tables = merge(tables, layer.tables)
+    said = {place: path.name for place, path in origins(layers).items()}
+    lines = [(f"# {layer.path}", "") for layer in layers]
+    for table, values in (tables if "train" in tables else _with_defaults(tables)).items():
+        if not isinstance(values, Mapping):
+            continue
+        lines.append((f"\n[{table}]", ""))
+        for key, value in values.items():
+            lines.append((f"{key} = {as_toml(value)}", said.get((table, key), "default")))
+        if "train" not in tables:
+            for name, default in _defaults(registry, table, values):
+                lines.append((f"{name} = {default}", "default"))
+    width = max(len(text) for text, origin in lines if origin)
+    for text, origin in lines:
+        click.echo(f"{text.ljust(width)}  # {origin}" if origin else text)
+
+
+@recipes.command()
+@click.argument("names", nargs=-1, metavar="[RECIPE]...")
+def check(names: tuple[str, ...]) -> None:
+    """Check recipes, or all that are found by name, without touching a model."""
+    from treeflash.training.training_recipe import TrainingRecipe
+
+    registry = Registry.load()
+    wrong = 0
+    for name in names or sorted(registry.recipes):
+        try:
+            tables: dict[str, Any] = {}
+            for layer in read_layers(find(name, registry), registry):
+                tables = merge(tables, layer.tables)
+            kind = TrainingRecipe if "train" in tables else Recipe
+            kind.load(name, registry)
+            click.echo(f"{name}: right")
+        except TreeflashError as error:
+            wrong += 1
+            click.echo(f"{name}: wrong\n{error}")
+    if wrong:
+        sys.exit(2)
+
+
+def _with_defaults(tables: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The tables with the parts that a recipe need not name."""
+    return {
+        "target": {},
+        **merge({"selector": {"use": "opt-tree"}, "verifier": {"use": "sdpa-tree"}}, tables),
+    }
+
+
+def _defaults(registry: Registry, table: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Keys that the table leaves out and that have a default."""
+    if table == "target":
+        options: type[Any] = TargetOptions
+    else:
+        found = registry.components.get(table, {}).get(str(values.get("use")))
+        if found is None:
+            return []
+        options = found.value.options_class()
+    rows = option_rows(options)
+    return [
+        (row.name, row.default)
+        for row in rows
+        if row.name not in values and row.default not in ("", "required")
+    ]
+
+
+def _comment(path: Path) -> str:
+    """What the file says of itself, in its first line."""
+    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    return first.removeprefix("# ") if first.startswith("# ") else ""
