@@ -20,7 +20,6 @@ from treeflash.trainable import TrainContext, TrainingTarget
 
 _SCRATCH, _TARGET = "scratch", "target"
 _BLOCK_SIZE, _LAYERS = 16, 5
-_PROBED = 128  # tokens
 
 
 @attrs.frozen
@@ -142,24 +141,9 @@ def _fresh(
         network = DFlashNetwork(network_config, taps)
     network = network.to_empty(device=target.device).float()
     network.reset(generator)
-    with torch.no_grad():
-        network.norm.weight.copy_(_channel_scales(target, generator))
     if sizes.start == _TARGET:
         _copy_layers(network, list(target.layers)[-layers:], layers)
     return network
-
-
-def _channel_scales(target: TrainingTarget, generator: torch.Generator) -> torch.Tensor:
-    """Root mean square of each channel of the target's final states, over tokens at random.
-
-    The head was made for states of that scale: with others, a new drafter begins by being sure of nonsense.
-    """
-    count = min(_PROBED, target.max_positions or _PROBED)
-    ids = torch.randint(target.vocab_size, (count,), generator=generator).to(target.device)
-    places = torch.arange(count, device=target.device)
-    visible = places[None, :] <= places[:, None]
-    states = target.read(ids, places, visible, (target.num_layers - 1,))
-    return states.float().square().mean(dim=0).sqrt()
 
 
 def _copy_layers(network: DFlashNetwork, layers: list[nn.Module], wanted: int) -> None:

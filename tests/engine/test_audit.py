@@ -1,0 +1,94 @@
+"""Audits: a planted fault is a mismatch, a near-tie is a near-tie, and equal texts are equal."""
+
+import attrs
+import pytest
+import torch
+
+from treeflash.components.verifiers.sdpa_tree import SdpaTree
+from treeflash.engine import Decoder
+from treeflash.engine.audit import MISMATCH, NEAR_TIE, Audit, audited, compare
+from treeflash.recipe import load
+from treeflash.sampling import Draws
+
+PROMPT = [2, *b"Ana has 7 apples. Ana"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_right_decoder_is_identical(temperature):
+    decoder = load("tiny-treeflash", target={"device": "cpu"})
+    target = decoder.target
+    generation, audit = audited(decoder, PROMPT, max_new_tokens=60, temperature=temperature, seed=4)
+    assert audit == Audit(True, None, None)
+    again = decoder.generate(PROMPT, max_new_tokens=60, temperature=temperature, seed=4)
+    assert list(again.token_ids) == list(generation.token_ids)
+    assert decoder.drafter._target is target
+
+
+@attrs.frozen
+class Careless(SdpaTree):
+    """Accepts one wrong token in a hundred."""
+
+    seen: list[int] = attrs.field(factory=list)
+
+    def verify(self, target, state, tree, draws):
+        acceptance = super().verify(target, state, tree, draws)
+        tokens = [list(row) for row in acceptance.tokens]
+        for index in range(len(tokens[0])):
+            self.seen.append(index)
+            if len(self.seen) % 100 == 0:
+                tokens[0][index] = (tokens[0][index] + 1) % target.vocab_size
+        return attrs.evolve(acceptance, tokens=tokens)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_planted_fault_is_a_mismatch(temperature):
+    decoder = attrs.evolve(load("tiny-treeflash", target={"device": "cpu"}), verifier=Careless())
+    _, audit = audited(decoder, PROMPT, max_new_tokens=150, temperature=temperature, stop_ids=())
+    # The first new token is the prefill's.
+    assert audit == Audit(False, 100, MISMATCH)
+
+
+def logits(**values):
+    made = torch.full((10,), -5.0)
+    for name, value in values.items():
+        made[int(name[1:])] = value
+    return made
+
+
+GREEDY = Draws()
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "kind"),
+    [
+        (logits(t1=1.00, t2=1.02), logits(t1=1.01, t2=1.00), NEAR_TIE),
+        # One of the two best was taken, but not the best, and rounding does not account for it.
+        (logits(t1=2.00, t2=1.00), logits(t1=2.01, t2=1.00), MISMATCH),
+        # The other run's token is not among the two best.
+        (logits(t1=1.00, t2=1.02, t3=1.01), logits(t1=1.03, t2=1.00), MISMATCH),
+    ],
+)
+def test_kinds(mine, theirs, kind):
+    same = logits(t5=1.0)
+    found = compare(([5, 2], [same, mine]), ([5, 1], [same, theirs]), GREEDY, 3)
+    assert found == Audit(False, 1, kind)
+
+
+def test_a_text_that_ends_early_is_a_mismatch():
+    same = logits(t5=1.0)
+    assert compare(([5], [same]), ([5, 5], [same, same]), GREEDY, 3) == Audit(False, 1, MISMATCH)
+
+
+def test_scores_are_what_choices_are_made_by():
+    draws = Draws(0.7, 11, (3,))
+    random = torch.Generator().manual_seed(0)
+    for position in range(20):
+        row = torch.randn(50, generator=random)
+        where = torch.tensor([position])
+        chosen = draws.choose(row[None, None], where, torch.zeros(1, 1, dtype=torch.int64), 0)
+        assert int(chosen) == int(draws.scores(row, where).argmax())
+
+
+def test_plain_decoding_is_identical_to_itself(tiny_target):
+    _, audit = audited(Decoder(tiny_target), PROMPT, max_new_tokens=20)
+    assert audit.identical
