@@ -1,0 +1,58 @@
+"""What the engine expects of a verifier."""
+
+import torch
+
+from treeflash.components.builders.top_m import TopM
+from treeflash.components.refiners.swiglu import SwiGlu
+from treeflash.components.selectors.opt_tree import OptTree
+from treeflash.engine import Decoder
+from treeflash.interfaces import Verifier
+from treeflash.places import locate
+from treeflash.sampling import Draws
+from treeflash.testing.contracts.common import MODELS, PROMPTS, Contract, check_lossless, check_options
+from treeflash.testing.reference import reference_text
+from treeflash.tree import TokenTree
+from treeflash.types import DecodeState
+
+
+class VerifierContract(Contract):
+    """Subclass it and say how the verifier is made."""
+
+    def make(self) -> Verifier:
+        """Makes the verifier."""
+        raise NotImplementedError
+
+    def test_it_can_be_configured(self) -> None:
+        """Options are an attrs class, and it is documented."""
+        check_options(self.make())
+
+    @torch.inference_mode()
+    def test_it_accepts_the_longest_path_that_the_target_writes(self) -> None:
+        """A tree with the text on one path, and other tokens beside it."""
+        verifier, target, prompt = self.make(), self.target(), PROMPTS[0]
+        text = reference_text(target.model, prompt, 5)
+        wrong = [(token + 1) % target.vocab_size for token in text]
+        state = target.start(1, 64, (0,))
+        target.prefill(state, torch.tensor([list(prompt)], device=target.device))
+        # The anchor, its right child, a wrong one, then two right ones and a wrong leaf.
+        tree = TokenTree.from_lists(
+            [text[0], text[1], wrong[1], text[2], text[3], wrong[4]],
+            [-1, 0, 0, 1, 3, 4],
+            device=target.device,
+        )
+        recent = torch.tensor([[prompt[-1], text[0]]], device=target.device)
+        decoding = DecodeState(recent, torch.tensor([len(prompt)]), state, None)
+        acceptance = verifier.verify(target, decoding, tree, Draws())
+        assert acceptance.paths == [[0, 1, 3, 4]]
+        assert acceptance.tokens == [text[1:5]], "the accepted draft tokens, then the bonus token"
+        assert acceptance.num_accepted == [3]
+        assert acceptance.num_drafted == [5]
+        assert acceptance.taps is not None
+        assert acceptance.taps.shape[:2] == (1, 4), "tapped states of the accepted path"
+
+    def test_the_text_is_the_targets_own(self) -> None:
+        """With good drafts."""
+        target = self.target()
+        refiner = SwiGlu.from_checkpoint(locate(f"{MODELS}/tiny-treeflash"), target)
+        drafter = self.trained_drafter(target)
+        check_lossless(Decoder(target, drafter, TopM(4, 4), refiner, OptTree(9), self.make()))
