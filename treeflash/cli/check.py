@@ -42,7 +42,7 @@ def _target(decoder: Decoder) -> list[str]:
         weights = _bytes(target.model)
         config = target.config
         heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        width = getattr(config, "head_dim", None) or facts.hidden_size // max(1, config.num_attention_heads)
+        width = getattr(config, "head_dim", None) or facts.hidden_size // config.num_attention_heads
         cache = 2 * facts.num_layers * heads * width * target.dtype.itemsize * _TOKENS
         lines += [
             f"  verified in trees with {target.attention} attention",

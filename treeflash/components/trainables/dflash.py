@@ -13,11 +13,10 @@ from attrs.validators import ge, in_, optional
 from torch import Tensor, nn
 
 from treeflash.checkpoints.writing import write_checkpoint
-from treeflash.components.drafters.dflash_network import DFlashNetwork
 from treeflash.components.refiners.trained import Contexts, Lesson, TrainedRefiner
 from treeflash.components.trainables.blocks import Blocks, draw_anchors, position_weights
 from treeflash.components.trainables.comparison import Answers, Comparison, measure
-from treeflash.components.trainables.dflash_start import DFlashSizes, start_network, start_refiner
+from treeflash.components.trainables.dflash_start import DFlashSizes, Start, start_network, start_refiner
 from treeflash.components.trainables.on_policy import own_contexts
 from treeflash.errors import CompositionError
 from treeflash.packed_text import PackedText, ReadText
@@ -69,8 +68,7 @@ class DFlashTrainable(Trainable):
     """A block drafter and, behind it, a refiner that has weights.
 
     Args:
-        network: The backbone.
-        config: What its checkpoint's config says.
+        start: The backbone.
         refiner: The refiner; None trains the backbone alone.
         target: The target.
         comparison: The loss.
@@ -82,21 +80,20 @@ class DFlashTrainable(Trainable):
 
     def __init__(
         self,
-        network: DFlashNetwork,
-        config: Mapping[str, Any],
+        start: Start,
         refiner: TrainedRefiner | None,
         target: TrainingTarget,
         comparison: Comparison,
         options: DFlashTrainingOptions,
     ) -> None:
         super().__init__()
-        self.network = network.requires_grad_(not options.frozen)
+        self.network = start.network.requires_grad_(not options.frozen)
         self.refiner = refiner
         self.refiner_network: nn.Module | None = None if refiner is None else refiner.network
-        self.config, self.target, self.comparison, self.options = config, target, comparison, options
-        self.tap_layers = tuple(config["dflash_config"]["target_layer_ids"])
-        self.block_size: int = config["block_size"]
-        self.mask_token_id: int = config["dflash_config"]["mask_token_id"]
+        self.config, self.target, self.comparison, self.options = start.config, target, comparison, options
+        self.tap_layers = start.facts.target_layer_ids
+        self.block_size: int = start.facts.block_size
+        self.mask_token_id: int = start.facts.mask_token_id
         if refiner is not None:
             refiner.network.requires_grad_(True)
 
@@ -119,12 +116,12 @@ class DFlashTrainable(Trainable):
             raise CompositionError(
                 "nothing is left to train: the backbone is frozen, and the recipe has no refiner with weights"
             )
-        network, config = start_network(options, target, context.locate, context.generator)
+        start = start_network(options, target, context.locate, context.generator)
         refiner = None
         if kind is not None:
-            refiner = start_refiner(kind, context, options.checkpoint, config)
+            refiner = start_refiner(kind, context, options.checkpoint, start.config)
         comparison = Comparison.make(context.loss, target, context.columns, context.dtype)
-        return cls(network, config, refiner, target, comparison, options)
+        return cls(start, refiner, target, comparison, options)
 
     def ask(self, text: PackedText, generators: Sequence[torch.Generator]) -> Task:
         """Draws anchors; each opens a block."""
@@ -186,7 +183,7 @@ class DFlashTrainable(Trainable):
         refiner = self.refiner
         layout = "none" if refiner is None else refiner.layout
         if refiner is not None:
-            config["treeflash_config"] = {"ar_approximation": layout}
+            config["treeflash_config"] = {**config.get("treeflash_config", {}), "ar_approximation": layout}
         config["dtype"] = str(self.target.dtype).removeprefix("torch.")
         write_checkpoint(
             folder, config, self.network, None if refiner is None else refiner.network, self.target.dtype

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import Qwen3Config
 
-from treeflash.checkpoints.dflash_layout import config_of_network, open_for
+from treeflash.checkpoints.dflash_layout import DFlashFacts, config_of_network, open_for, read_facts
 from treeflash.components.drafters.dflash import DFlash
 from treeflash.components.drafters.dflash_network import DFlashNetwork
 from treeflash.components.refiners.trained import TrainedRefiner
@@ -52,12 +52,27 @@ class DFlashSizes:
     mask_token_id: int | None = attrs.field(default=None, validator=optional(ge(0)))
 
 
+@attrs.frozen(eq=False)
+class Start:
+    """A backbone as training finds it.
+
+    Attributes:
+        network: The weights, float32 on the target's device.
+        config: What its checkpoint's config says, key for key where there is a checkpoint.
+        facts: The same, checked.
+    """
+
+    network: DFlashNetwork
+    config: dict[str, Any]
+    facts: DFlashFacts
+
+
 def start_network(
     sizes: DFlashSizes,
     target: TrainingTarget,
     locate: Callable[[str], Path],
     generator: torch.Generator,
-) -> tuple[DFlashNetwork, dict[str, Any]]:
+) -> Start:
     """Makes the backbone that training starts with.
 
     Args:
@@ -67,7 +82,7 @@ def start_network(
         generator: Of the draws.
 
     Returns:
-        The network, float32 on the target's device, and its checkpoint's config.
+        The backbone.
 
     Raises:
         TreeflashError: When it cannot belong to the target.
@@ -82,14 +97,15 @@ def start_network(
             raise CompositionError(
                 f"drafter: the checkpoint says the shape: expected no {', '.join(given)} beside it"
             )
-        drafter = DFlash.from_checkpoint(locate(sizes.checkpoint), target)
-        facts = drafter.facts
-        network = drafter.network.float()
-        ids, mask, block = list(facts.target_layer_ids), facts.mask_token_id, facts.block_size
-    else:
-        ids, mask, block = _context(sizes, target)
-        network = _fresh(sizes, target, len(ids), generator)
-    return network, config_of_network(network.config, target.fingerprint(), ids, mask, block)
+        folder = locate(sizes.checkpoint)
+        checkpoint, facts, _ = open_for(folder, target)
+        return Start(DFlash.from_checkpoint(folder, target).network.float(), checkpoint.config, facts)
+    ids, mask, block = _context(sizes, target)
+    network = _fresh(sizes, target, len(ids), generator)
+    config = config_of_network(network.config, target.fingerprint(), ids, mask, block)
+    made, faults = read_facts(config, target.fingerprint())
+    assert made is not None, faults
+    return Start(network, config, made)
 
 
 def _context(sizes: DFlashSizes, target: TrainingTarget) -> tuple[list[int], int, int]:
