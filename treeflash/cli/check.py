@@ -46,7 +46,8 @@ def _target(decoder: Decoder) -> list[str]:
         cache = 2 * facts.num_layers * heads * width * target.dtype.itemsize * _TOKENS
         lines += [
             f"  verified in trees with {target.attention} attention",
-            f"  memory: {weights / 1e6:.0f} MB of weights, {cache / 1e6:.1f} MB of cache for {_TOKENS} tokens",
+            f"  memory: {weights / 1e6:.0f} MB of weights, {cache / 1e6:.1f} MB of cache for {_TOKENS} "
+            "tokens",
         ]
     return lines
 
