@@ -2,13 +2,15 @@
 
 import inspect
 import re
+from collections.abc import Mapping
 from typing import Any, get_type_hints
 
 import attrs
+import tomli_w
 
 from treeflash.structuring import spell
 
-_ENTRY = re.compile(r"^    (?P<name>\w+): (?P<text>.*(?:\n(?:        .*|\s*))*)", re.MULTILINE)
+_ENTRY = re.compile(r"^    (?P<name>\w+): (?P<text>.*(?:\n(?:        .*|[ \t]*$))*)", re.MULTILINE)
 
 
 @attrs.frozen
@@ -40,8 +42,10 @@ def option_rows(options: type[Any]) -> list[OptionRow]:
         options: The attrs class it is structured into.
 
     Returns:
-        A row for each, in the class's order.
+        A row for each, in the class's order; none for a class that is not attrs', which no table fits.
     """
+    if not attrs.has(options):
+        return []
     texts: dict[str, str] = {}
     for owner in reversed(options.__mro__):
         texts |= _attribute_texts(owner)
@@ -54,22 +58,30 @@ def option_rows(options: type[Any]) -> list[OptionRow]:
 
 
 def _default(field: "attrs.Attribute[Any]") -> str:
-    if field.default is attrs.NOTHING:
+    default: Any = field.default
+    if default is attrs.NOTHING:
         return "required"
-    if field.default is None:
-        return ""
-    return as_toml(field.default)
+    if isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # a class, though typed as a function
+        default = None if default.takes_self else default.factory()
+    return "" if default is None else as_toml(default)
 
 
 def as_toml(value: Any) -> str:
-    """A value as TOML has it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return f'"{value}"'
+    """A value as TOML has it, on one line.
+
+    Args:
+        value: A string, a number, a list or a table of such.
+
+    Returns:
+        What stands behind the equals sign.
+    """
+    if attrs.has(type(value)):
+        value = attrs.asdict(value)
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key} = {as_toml(item)}' for key, item in value.items())}}}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(as_toml(item) for item in value)}]"
-    return str(value)
+        return f"[{', '.join(map(as_toml, value))}]"
+    return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")
 
 
 def _attribute_texts(owner: type[Any]) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """`treeflash recipes`: which there are, what one says and from where, and whether they are right."""
 
+import itertools
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +12,7 @@ import click
 from treeflash.cli.options import recipe_argument
 from treeflash.describing import as_toml, option_rows
 from treeflash.errors import TreeflashError
-from treeflash.plugins import Registry
+from treeflash.plugins import KINDS, Registry
 from treeflash.recipe import Recipe, TargetOptions
 from treeflash.recipe_tables import find, merge, origins, read_layers
 
@@ -52,7 +54,7 @@ def show(recipe: str) -> None:
         if "train" not in tables:
             for name, default in _defaults(registry, table, values):
                 lines.append((f"{name} = {default}", "default"))
-    width = max(len(text) for text, origin in lines if origin)
+    width = max((len(text) for text, origin in lines if origin), default=0)
     for text, origin in lines:
         click.echo(f"{text.ljust(width)}  # {origin}" if origin else text)
 
@@ -81,11 +83,10 @@ def check(names: tuple[str, ...]) -> None:
 
 
 def _with_defaults(tables: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The tables with the parts that a recipe need not name."""
-    return {
-        "target": {},
-        **merge({"selector": {"use": "opt-tree"}, "verifier": {"use": "sdpa-tree"}}, tables),
-    }
+    """The tables in the order of a step, with the parts that a recipe need not name."""
+    whole = merge({"selector": {"use": "opt-tree"}, "verifier": {"use": "sdpa-tree"}}, tables)
+    order = [table for table in ("target", *KINDS) if table in whole]
+    return {table: whole[table] for table in (*order, *(rest for rest in whole if rest not in order))}
 
 
 def _defaults(registry: Registry, table: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -106,6 +107,9 @@ def _defaults(registry: Registry, table: str, values: Mapping[str, Any]) -> list
 
 
 def _comment(path: Path) -> str:
-    """What the file says of itself, in its first line."""
-    first = path.read_text(encoding="utf-8").partition("\n")[0]
-    return first.removeprefix("# ") if first.startswith("# ") else ""
+    """The first sentence of what the file says of itself."""
+    lines = itertools.takewhile(
+        lambda line: line.startswith("#"), path.read_text(encoding="utf-8", errors="replace").splitlines()
+    )
+    text = " ".join(line.removeprefix("#").strip() for line in lines)
+    return re.split(r"(?<=\.)\s", text)[0]

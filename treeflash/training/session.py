@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import torch
 from accelerate import Accelerator
+from rich.filesize import decimal
 
 from treeflash import __version__
 from treeflash.errors import CompositionError
@@ -183,7 +184,7 @@ def _states(
         cached.check_room()
     accelerator.wait_for_everyone()
     if cached.missing():
-        listener.say(f"the target's states take {cached.size() / 1e9:.2f} GB in {cached.folder}")
+        listener.say(f"the target's states take {decimal(cached.size())} in {cached.folder}")
         total, done = sum(text.length for text in corpus.texts), 0
         for read in cached.fill(accelerator.process_index, accelerator.num_processes):
             done += read * accelerator.num_processes

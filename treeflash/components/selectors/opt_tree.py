@@ -27,7 +27,7 @@ class OptTree(Selector):
     Source: OPT-Tree (Wang et al. 2024, arXiv:2406.17276).
 
     Attributes:
-        budget: Draft nodes, the root excluded, up to `MOST_NODES`.
+        budget: Draft nodes, the root excluded, up to 4096.
         depth: Levels drafted at most; as many as the drafter gives when not set. Deep levels seldom
             enter a small tree, and cost a row of the vocabulary's width each to look at.
         beam: Nodes of a level whose children are looked at; exact when not below the budget, which

@@ -159,7 +159,7 @@ class DrafterContract(Contract):
     ) -> None:
         mine, theirs = (dict(zip(*pair, strict=True)) for pair in (one, other))
         for these, those in ((mine, theirs), (theirs, mine)):
-            least = min(those.values())
+            least = min(those.values(), default=0.0)
             for path, weight in these.items():
                 # Rounding may exchange nodes that weigh as much as the least.
                 assert abs(those.get(path, least) - weight) < _ROUNDING, f"another tree, at {path}"
