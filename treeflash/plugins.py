@@ -118,7 +118,10 @@ class Registry:
         if name in among:
             return among[name].value
         failed = "".join(f"; plugin {plugin} failed: {why}" for plugin, why in self.failures.items())
-        raise UnknownNameError(f"no {kind} is called {name!r}{nearest(name, among)}{failed}")
+        clause = nearest(name, among)
+        if kind == "recipe" and "known:" not in clause:  # too many to name
+            clause += " (treeflash recipes list names all)"
+        raise UnknownNameError(f"no {kind} is called {name!r}{clause}{failed}")
 
 
 def _manager(failures: dict[str, str]) -> pluggy.PluginManager:
@@ -153,7 +156,7 @@ def _chosen(installed: list[str]) -> set[str]:
     without = {name[1:].strip() for name in names if name.startswith("-")}
     wanted = {name for name in names if not name.startswith("-")}
     for name in sorted((without | wanted) - set(installed)):
-        raise PluginError(f"{CHOICE}: no plugin {name!r} is installed{nearest(name, installed)}")
+        raise PluginError(f"{CHOICE}: no plugin {name!r} is installed{nearest(name, set(installed))}")
     # Leaving some out means all others; naming some means these alone.
     return (wanted if wanted or not without else set(installed)) - without
 

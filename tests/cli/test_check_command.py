@@ -7,12 +7,14 @@ import sys
 
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import treeflash
 from treeflash.cli import main
 from treeflash.engine import Decoder
 from treeflash.plugins import Registry
 from treeflash.recipe_tables import find
+from treeflash.target import load_target, loading
 
 TREE = 'extends = "tiny-treeflash"\n[drafter]\ncheckpoint = "drafter"\n'
 
@@ -98,9 +100,31 @@ def test_every_part_is_named(run, lines):
     assert (found["selector"], found["builder"], found["verifier"]) == ("chain", "frontier", "sdpa-tree")
 
 
-def test_the_attention_that_passed_the_probe_is_named(run):
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_attention_that_passed_the_probe_is_named(attention, run, monkeypatch):
+    fault = "it is not this one"
+    monkeypatch.setattr(loading, "probe", lambda target: None if target.attention == attention else fault)
     _, out, _ = run("tiny-plain", "-o", "target.device=cpu")
-    assert "\n    verified in trees with sdpa attention\n" in out
+    assert f"\n    verified in trees with {attention} attention\n" in out
+
+
+def test_the_cache_is_as_wide_as_the_heads(lines, tmp_path, capfd):
+    # Of a model whose heads are wider than its hidden states are shared out over them.
+    config = Qwen3Config(
+        hidden_size=32,
+        intermediate_size=16,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=48,
+        num_hidden_layers=3,
+        vocab_size=50,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path / "model")
+    capfd.readouterr()  # the library shows a bar
+    found = lines("tiny-plain", "-o", f"target.model={tmp_path / 'model'}")
+    target = load_target(tmp_path / "model", dtype="float32", device="cpu")
+    assert found["target"].startswith("3 layers, hidden size 32, 50 tokens, ")
+    assert f", {cache_megabytes(target, 1024):.1f} MB of cache" in found["memory"]
 
 
 def test_plain_decoding_reads_and_drafts_nothing(lines):

@@ -146,9 +146,9 @@ def careless(monkeypatch):
 
 @pytest.fixture
 def rounding(monkeypatch):
-    """Makes the first tree of a text score the second best token behind its root a hair above the best."""
+    """Makes the first tree of a text score another token behind its root a hair above the best."""
 
-    def rounding(draws):
+    def rounding(draws, rank=1):
         original = HuggingFaceTarget.verify
 
         def verify(target, state, tree):
@@ -157,9 +157,9 @@ def rounding(monkeypatch):
             if tree.size == 1 or start != PROMPT_TOKENS:
                 return output
             scores = draws.scores(output.logits[0, 0], torch.tensor([start]))
-            best, ids = scores.topk(2)
+            best, ids = scores.topk(rank + 1)
             logits = output.logits.clone()
-            logits[0, 0, ids[1]] += best[0] - best[1] + 0.001
+            logits[0, 0, ids[rank]] += best[0] - best[rank] + 0.001
             return attrs.evolve(output, logits=logits)
 
         monkeypatch.setattr(HuggingFaceTarget, "verify", verify)
@@ -217,6 +217,28 @@ def test_a_near_tie_is_named_and_no_failure(form, draws, rounding):
         assert audit_of(*arguments) == {"identical": False, "first_difference": 1, "kind": "near-tie"}
     else:
         assert verdict_of(*arguments) == "[audit: near-tie at new token 1]"
+
+
+@pytest.mark.parametrize("draws", [Draws(), Draws(0.9, 7)], ids=["greedy", "sampled"])
+def test_a_token_that_is_third_in_the_plain_run_is_no_near_tie(draws, rounding):
+    rounding(draws, rank=2)
+    arguments = ["tiny-treeflash", PROMPT, "--max-new-tokens", "12", *(SAMPLED if draws.temperature else [])]
+    found = audit_of(*arguments, status=1)
+    assert found == {"identical": False, "first_difference": 1, "kind": "mismatch"}
+
+
+def test_a_second_best_that_no_rounding_explains_is_no_near_tie(monkeypatch):
+    original = Draws.choose
+
+    def choose(draws, logits, lengths, depths, max_depth):
+        chosen = original(draws, logits, lengths, depths, max_depth)
+        if logits.shape[1] > 1 and int(lengths[0]) == PROMPT_TOKENS:
+            chosen[0, 0] = logits[0, 0].topk(2).indices[1]
+        return chosen
+
+    monkeypatch.setattr(Draws, "choose", choose)
+    found = audit_of("tiny-treeflash", PROMPT, "--max-new-tokens", "12", status=1)
+    assert found == {"identical": False, "first_difference": 1, "kind": "mismatch"}
 
 
 def test_the_text_of_an_audit_is_that_of_the_trees(careless):

@@ -16,6 +16,7 @@ from treeflash.errors import TrainingError, TreeflashError
 from treeflash.trainable import Loss
 from treeflash.training import session
 from treeflash.training.answers import AnswerStore
+from treeflash.training.corpus import Corpus
 from treeflash.training.schedule import Watch
 
 REFINERS = ["swiglu", "two-token", "linear", "bilinear", "none"]
@@ -246,7 +247,7 @@ def test_a_record_that_cannot_be_written(run, tmp_path):
         run(tmp_path, listener=session.Listener(on_progress=full))
 
 
-def test_what_a_run_writes(registry, small, data, decodes, heldout, tmp_path):
+def test_what_a_run_writes(registry, small, data, decodes, tmp_path):
     said, steps, states = [], [], []
     listener = session.Listener(said.append, lambda done, total: states.append((done, total)), steps.append)
     tables = {"selector": {"use": "opt-tree", "budget": 9}, "data": {"states": "cache"}}
@@ -272,8 +273,7 @@ def test_what_a_run_writes(registry, small, data, decodes, heldout, tmp_path):
     assert written.read_text().rstrip() in card
     assert f"{kept['heldout']['refined']['block_efficiency']:.2f}" in card
     assert [progress.step for progress in steps] == [1, 2, 3, 4]
-    total = sum(len(row.prompt_ids) + len(row.answer_ids) for row in AnswerStore(data).rows("train"))
-    total += sum(len(ids) + 24 for ids in heldout)
-    assert states[-1][0] == states[-1][1] == total
+    corpus = Corpus.read([data], kept["target"], recipe.data.length, recipe.data.heldout_texts)
+    assert states[-1][0] == states[-1][1] == sum(text.length for text in corpus.texts)
     assert any("34 texts to train on, 2 to measure on" in sentence for sentence in said)
     assert any("shortlist of 30 tokens leaves out" in sentence for sentence in said)

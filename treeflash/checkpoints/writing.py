@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -40,8 +41,10 @@ def write_checkpoint(
     try:
         save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be written ({error.strerror})") from None
+    except (OSError, SafetensorError) as error:
+        for name in ("model.safetensors", "config.json"):
+            (folder / name).unlink(missing_ok=True)
+        raise CheckpointError(f"{folder}: cannot be written ({error})") from None
 
 
 def gathered(tensor: Tensor) -> Tensor:

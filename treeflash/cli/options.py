@@ -17,13 +17,14 @@ from rich.table import Column
 from treeflash.recipe_tables import merge, parse_overrides
 
 
-def _complete_recipe(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+def complete_recipe(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Names of recipes that begin with what is typed so far."""
     from treeflash.plugins import Registry  # while completing alone
 
     return sorted(name for name in Registry.load().recipes if name.startswith(incomplete))
 
 
-recipe_argument = click.argument("recipe", shell_complete=_complete_recipe)
+recipe_argument = click.argument("recipe", shell_complete=complete_recipe)
 overrides_option = click.option(
     "-o",
     "overrides",

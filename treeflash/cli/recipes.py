@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from treeflash.cli.options import recipe_argument
+from treeflash.cli.options import complete_recipe, recipe_argument
 from treeflash.describing import as_toml, option_rows
 from treeflash.errors import TreeflashError
 from treeflash.plugins import KINDS, Registry
@@ -60,7 +60,7 @@ def show(recipe: str) -> None:
 
 
 @recipes.command()
-@click.argument("names", nargs=-1, metavar="[RECIPE]...")
+@click.argument("names", nargs=-1, metavar="[RECIPE]...", shell_complete=complete_recipe)
 def check(names: tuple[str, ...]) -> None:
     """Check recipes, or all that are found by name, without touching a model."""
     from treeflash.training.training_recipe import TrainingRecipe

@@ -48,12 +48,13 @@ def audited(decoder: Decoder, token_ids: Sequence[int] | Tensor, **settings: Any
     Returns:
         The text, and how it compares with the plain one.
     """
-    through_trees = _Recorder(decoder.target)
-    generation = through_trees.run(attrs.evolve(decoder, target=through_trees), token_ids, settings)
-    plainly = _Recorder(decoder.target)
-    plain = plainly.run(Decoder(plainly), token_ids, {**settings, "on_emission": None})
-    # Parts are bound to one target at a time: back to their own.
-    attrs.evolve(decoder)
+    through_trees, plainly = _Recorder(decoder.target), _Recorder(decoder.target)
+    try:
+        generation = through_trees.run(attrs.evolve(decoder, target=through_trees), token_ids, settings)
+        plain = plainly.run(Decoder(plainly), token_ids, {**settings, "on_emission": None})
+    finally:
+        # Parts are bound to one target at a time: back to their own.
+        attrs.evolve(decoder)
     draws = Draws(settings.get("temperature", 0.0), settings.get("seed", 0), (settings.get("sequence", 0),))
     prompt_length = generation.prompt_tokens
     return generation, compare(

@@ -182,7 +182,10 @@ class DFlashTrainable(Trainable):
         config = dict(self.config)
         refiner = self.refiner
         layout = "none" if refiner is None else refiner.layout
-        if refiner is not None:
+        if refiner is None:
+            for key in ("treeflash_config", "ar_approximation"):
+                config.pop(key, None)
+        else:
             config["treeflash_config"] = {**config.get("treeflash_config", {}), "ar_approximation": layout}
         config["dtype"] = str(self.target.dtype).removeprefix("torch.")
         write_checkpoint(
