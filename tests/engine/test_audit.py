@@ -64,8 +64,10 @@ GREEDY = Draws()
         (logits(t1=1.00, t2=1.02), logits(t1=1.01, t2=1.00), NEAR_TIE),
         # One of the two best was taken, but not the best, and rounding does not account for it.
         (logits(t1=2.00, t2=1.00), logits(t1=2.01, t2=1.00), MISMATCH),
-        # The other run's token is not among the two best.
-        (logits(t1=1.00, t2=1.02, t3=1.01), logits(t1=1.03, t2=1.00), MISMATCH),
+        # Three that nearly tie.
+        (logits(t1=1.00, t2=1.02, t3=1.01), logits(t1=1.03, t2=1.02, t3=1.02), NEAR_TIE),
+        # Neither run would choose the other's token.
+        (logits(t1=1.00, t2=3.00), logits(t1=1.05, t2=3.00), MISMATCH),
     ],
 )
 def test_kinds(mine, theirs, kind):

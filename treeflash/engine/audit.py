@@ -28,8 +28,8 @@ class Audit:
     Attributes:
         identical: Whether both texts are the same.
         first_difference: Index of the first new token that is not; None when there is none.
-        kind: "near-tie" when both tokens are the two best in both runs, and no further apart there than twice
-            the greatest difference between the runs' scores; otherwise "mismatch"; None when identical.
+        kind: "near-tie" when, in both runs, both tokens are no further below the best than twice the greatest
+            difference between the runs' scores there; otherwise "mismatch"; None when identical.
     """
 
     identical: bool
@@ -88,12 +88,12 @@ def compare(
             return Audit(True, None, None)
         return Audit(False, min(len(mine), len(theirs)), MISMATCH)
     position = torch.tensor([prompt_length + place - 1])
-    pair = {mine[place], theirs[place]}
+    pair = [mine[place], theirs[place]]
     scores = [draws.scores(logits[place], position) for logits in (my_logits, their_logits)]
     apart = float((scores[0] - scores[1]).abs().max())
     for run in scores:
-        best, ids = run.topk(2)
-        if set(ids.tolist()) != pair or float(best[0] - best[1]) > 2 * apart:
+        # Three and more may tie: in bfloat16 many scores are equal.
+        if float((run.max() - run[pair]).max()) > 2 * apart:
             return Audit(False, place, MISMATCH)
     return Audit(False, place, NEAR_TIE)
 
