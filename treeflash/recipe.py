@@ -27,7 +27,8 @@ from treeflash.structuring import structure
 from treeflash.target import HuggingFaceTarget, load_target
 from treeflash.target_interface import Target
 
-_DEFAULTS = {"selector": {"use": "opt-tree"}, "verifier": {"use": "sdpa-tree"}}
+# Parts that a recipe need not name.
+DEFAULTS = {"selector": {"use": "opt-tree"}, "verifier": {"use": "sdpa-tree"}}
 _TABLES = ("target", *KINDS)
 
 
@@ -100,7 +101,7 @@ class Recipe:
                 "the one that such a run leaves beside the drafter"
             )
         faults: list[str] = []
-        tables = sort_tables(merge(_DEFAULTS, written), _TABLES, faults)
+        tables = sort_tables(merge(DEFAULTS, written), _TABLES, faults)
         target = structure(tables.get("target", {}), TargetOptions, "target", faults)
         if "drafter" not in written:
             faults.append('[drafter]: expected a table with a key use (use = "none" decodes plainly)')

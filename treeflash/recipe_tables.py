@@ -51,10 +51,7 @@ def open_tables(
         RecipeError: When it cannot be read.
     """
     path = find(name, registry)
-    tables: dict[str, Any] = {}
-    for layer in read_layers(path, registry):
-        tables = merge(tables, layer.tables)
-    return path, merge(tables, overrides or {})
+    return path, merge(merged(read_layers(path, registry)), overrides or {})
 
 
 def sort_tables(
@@ -158,6 +155,21 @@ def read_layers(path: Path, registry: Registry, seen: tuple[Path, ...] = ()) -> 
     return [*read_layers(below, registry, (*seen, path)), Layer(path, tables)]
 
 
+def merged(layers: Sequence[Layer]) -> dict[str, Any]:
+    """What files say together.
+
+    Args:
+        layers: From `read_layers`.
+
+    Returns:
+        Their tables, each laid over those before.
+    """
+    tables: dict[str, Any] = {}
+    for layer in layers:
+        tables = merge(tables, layer.tables)
+    return tables
+
+
 def origins(layers: Sequence[Layer]) -> dict[tuple[str, str], Path]:
     """Which file each value of a recipe comes from.
 
@@ -167,11 +179,11 @@ def origins(layers: Sequence[Layer]) -> dict[tuple[str, str], Path]:
     Returns:
         The file by table and key.
     """
-    merged: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
     found: dict[tuple[str, str], Path] = {}
     for layer in layers:
-        merged = merge(merged, layer.tables)
-        places = [(table, key) for table, rest in merged.items() if isinstance(rest, Mapping) for key in rest]
+        tables = merge(tables, layer.tables)
+        places = [(table, key) for table, rest in tables.items() if isinstance(rest, Mapping) for key in rest]
         found = {
             (table, key): layer.path if key in layer.tables.get(table, {}) else found[table, key]
             for table, key in places

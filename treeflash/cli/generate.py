@@ -66,14 +66,15 @@ def generate(
         if not as_json:
             click.echo(piece, nl=False)
 
+    def spell(token: int) -> str:
+        return repr(codec.tokenizer.decode([token]))
+
     def receive(emission: Emission) -> None:
         stopped = emission.stop_reason == STOP_TOKEN
         show(stream.push(emission.token_ids[:-1] if stopped else emission.token_ids))
         if show_tree and emission.tree is not None:
-            spell = lambda token: repr(codec.tokenizer.decode([token]))  # noqa: E731
-            click.echo(
-                f"\n{emission.tree.picture(spell, emission.path[: len(emission.token_ids) + 1])}", err=as_json
-            )
+            emitted = emission.path[: len(emission.token_ids) + 1]
+            click.echo(f"\n{emission.tree.picture(spell, emitted)}", err=as_json)
 
     prompt_ids = codec.encode_raw(prompt) if raw else codec.encode_chat(prompt)
     settings: dict[str, Any] = {

@@ -13,8 +13,8 @@ from treeflash.cli.options import complete_recipe, recipe_argument
 from treeflash.describing import as_toml, option_rows
 from treeflash.errors import TreeflashError
 from treeflash.plugins import KINDS, Registry
-from treeflash.recipe import Recipe, TargetOptions
-from treeflash.recipe_tables import find, merge, origins, read_layers
+from treeflash.recipe import DEFAULTS, Recipe, TargetOptions
+from treeflash.recipe_tables import find, merge, merged, open_tables, origins, read_layers
 
 
 @click.group(short_help="List, show and check recipes.")
@@ -40,9 +40,7 @@ def show(recipe: str) -> None:
     """
     registry = Registry.load()
     layers = read_layers(find(recipe, registry), registry)
-    tables: dict[str, Any] = {}
-    for layer in layers:
-        tables = merge(tables, layer.tables)
+    tables = merged(layers)
     said = {place: path.name for place, path in origins(layers).items()}
     lines = [(f"# {layer.path}", "") for layer in layers]
     for table, values in (tables if "train" in tables else _with_defaults(tables)).items():
@@ -69,9 +67,7 @@ def check(names: tuple[str, ...]) -> None:
     wrong = 0
     for name in names or sorted(registry.recipes):
         try:
-            tables: dict[str, Any] = {}
-            for layer in read_layers(find(name, registry), registry):
-                tables = merge(tables, layer.tables)
+            _, tables = open_tables(name, registry, None)
             kind = TrainingRecipe if "train" in tables else Recipe
             kind.load(name, registry)
             click.echo(f"{name}: right")
@@ -84,7 +80,7 @@ def check(names: tuple[str, ...]) -> None:
 
 def _with_defaults(tables: Mapping[str, Any]) -> Mapping[str, Any]:
     """The tables in the order of a step, with the parts that a recipe need not name."""
-    whole = merge({"selector": {"use": "opt-tree"}, "verifier": {"use": "sdpa-tree"}}, tables)
+    whole = merge(DEFAULTS, tables)
     order = [table for table in ("target", *KINDS) if table in whole]
     return {table: whole[table] for table in (*order, *(rest for rest in whole if rest not in order))}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from treeflash.engine.decoder import Decoder
 from treeflash.engine.generation import Generation
 from treeflash.sampling import Draws
-from treeflash.target_interface import Target, TargetFacts
+from treeflash.target_interface import Target
 from treeflash.tree import TokenTree
 from treeflash.types import TargetOutput
 
@@ -122,7 +122,8 @@ class _Recorder:
         def follow(emission: Any) -> None:
             assert self._last is not None, "a step has verified something"
             nodes = emission.path if emission.tree is not None else [-1]
-            self.logits += [self._last[node] for node in nodes[: len(emission.token_ids)]]
+            # Copies of these rows alone: a view would keep the logits of the whole tree.
+            self.logits += self._last[nodes[: len(emission.token_ids)]].unbind()
             if outer is not None:
                 outer(emission)
 
@@ -139,7 +140,3 @@ class _Recorder:
         output = self._target.verify(state, tree)
         self._last = output.logits[0]
         return output
-
-    def fingerprint(self) -> TargetFacts:
-        """Sizes, as the target has them."""
-        return self._target.fingerprint()

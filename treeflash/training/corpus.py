@@ -70,13 +70,14 @@ class Corpus:
         faults: list[str] = []
         for folder in folders:
             store = AnswerStore(folder)
-            written_by = store.manifest().get("target")
+            manifest = store.manifest()
+            written_by = manifest.get("target")
             if written_by != target_digest:
                 raise InputError(
                     f"{folder}: its answers are another target's: expected those of {target_digest}, "
                     f"found those of {written_by}"
                 )
-            rows, wanted = list(store.rows()), store.manifest().get("rows")
+            rows, wanted = list(store.rows()), manifest.get("rows")
             if len(rows) != wanted:
                 raise InputError(
                     f"{folder}: has {len(rows)} of {wanted} answers; start the treeflash regenerate that "

@@ -104,11 +104,6 @@ def passes_of_all(model: Any, mine: int, accelerator: Accelerator) -> int:
     return int(accelerator.gather(count).max())
 
 
-def whole(value: Any) -> Any:
-    """A tensor that may be spread over processes, gathered."""
-    return value.full_tensor() if hasattr(value, "full_tensor") else value
-
-
 def summed(value: Tensor, accelerator: Accelerator) -> Tensor:
     """A tensor's sum over all processes."""
     if accelerator.num_processes == 1:

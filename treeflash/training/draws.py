@@ -45,11 +45,11 @@ def batch_of(step: int, size: int, count: int, seed: int) -> list[tuple[int, int
     Returns:
         Epoch and number of each text.
     """
-    drawn: dict[int, list[int]] = {}
+    drawn: dict[int, torch.Tensor] = {}
     batch = []
     for place in range(step * size, (step + 1) * size):
         epoch, index = divmod(place, count)
         if epoch not in drawn:
-            drawn[epoch] = torch.randperm(count, generator=_generator(seed, _ORDER, epoch)).tolist()
-        batch.append((epoch, drawn[epoch][index]))
+            drawn[epoch] = torch.randperm(count, generator=_generator(seed, _ORDER, epoch))
+        batch.append((epoch, int(drawn[epoch][index])))
     return batch

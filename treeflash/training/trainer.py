@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from treeflash.checkpoints.writing import gathered
 from treeflash.errors import TrainingError
 from treeflash.packed_text import PackedText
 from treeflash.trainable import Task, Trainable
@@ -30,7 +31,6 @@ from treeflash.training.distribution import (
     passes_of_all,
     settle,
     summed,
-    whole,
 )
 from treeflash.training.draws import batch_of, question_generator
 from treeflash.training.measuring import HeldOut, headline
@@ -246,7 +246,7 @@ class Trainer:
             total += loss.detach().double()
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         norm = torch.nn.utils.clip_grad_norm_(weights, self.optimizer_settings.clip)
-        value, size = float(summed(total, accelerator)) / weight, float(whole(norm))
+        value, size = float(summed(total, accelerator)) / weight, float(gathered(norm))
         if math.isfinite(size) and math.isfinite(value):
             optimizer.step()
         return value, size, int(asked)
