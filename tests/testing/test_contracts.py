@@ -193,3 +193,10 @@ def test_a_refiner_that_mixes_contexts_up_is_found():
         return Mixed.from_checkpoint(locate("treeflash.testing:models/tiny-treeflash"), target)
 
     wrong(RefinerContract, "test_contexts_do_not_know_each_other", make=make)
+
+
+def test_options_that_nothing_is_built_from_are_found():
+    class Unbuilt(OptTree):
+        Options = DFlashTrainingOptions
+
+    wrong(SelectorContract, "test_it_can_be_configured", make=lambda self: Unbuilt(9))

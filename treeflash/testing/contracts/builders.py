@@ -8,7 +8,12 @@ from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.engine import Decoder
 from treeflash.interfaces import Refiner, TreeBuilder
 from treeflash.places import locate
-from treeflash.testing.contracts.common import MODELS, PROMPTS, Contract, check_lossless, check_options, read
+from treeflash.testing.contracts.contract import (
+    MODELS,
+    Contract,
+    check_lossless,
+    check_options,
+)
 from treeflash.types import BlockDraft, Lattice, Limits, OnDemand
 
 
@@ -26,7 +31,7 @@ class BuilderContract(Contract):
     @torch.inference_mode()
     def test_contexts_are_laid_out_as_a_refiner_reads_them(self) -> None:
         """Shapes and dtypes; the anchor's context at depth 1; no context twice at a depth."""
-        builder, draft = self.make(), self._draft()
+        builder, draft = self.make(), self.block_draft(self.target())
         for history in range(type(builder).max_history + 1):
             for depth in (1, draft.depth):
                 cut = BlockDraft(draft.recent, draft.hidden[:, :depth], draft.normed[:, :depth], draft.head)
@@ -43,17 +48,6 @@ class BuilderContract(Contract):
         if type(builder).max_history:
             refiner = SwiGlu.from_checkpoint(locate(f"{MODELS}/tiny-treeflash"), target)
         check_lossless(Decoder(target, self.trained_drafter(target), builder, refiner, OptTree(9)))
-
-    def _draft(self) -> BlockDraft:
-        target = self.target()
-        drafter = self.trained_drafter(target)
-        text = PROMPTS[0]
-        state = drafter.start(1, 64)
-        taps = read(target, text[:-1], drafter.tap_layers)
-        ids = torch.tensor([list(text[:-1])], device=target.device)
-        drafter.extend(state, ids, taps, torch.tensor([len(text) - 1]))
-        recent = torch.tensor([list(text[-2:])], device=target.device)
-        return drafter.propose(state, recent, Limits(8, drafter.max_depth))
 
     def _check(self, lattice: Lattice, draft: BlockDraft, history: int, depth: int) -> None:
         contexts, is_context = lattice.contexts, lattice.is_context

@@ -12,7 +12,14 @@ from treeflash.engine import Decoder
 from treeflash.interfaces import Drafter
 from treeflash.proposal import Proposal
 from treeflash.target import HuggingFaceTarget
-from treeflash.testing.contracts.common import PROMPTS, Contract, check_lossless, check_options, read, tree_of
+from treeflash.testing.contracts.contract import (
+    PROMPTS,
+    Contract,
+    check_lossless,
+    check_options,
+    read,
+    tree_of,
+)
 from treeflash.types import BlockDraft, Limits
 
 _ROOM = 128

@@ -2,7 +2,7 @@
 
 import torch
 
-from treeflash.testing.contracts.common import check_options
+from treeflash.testing.contracts.contract import check_options
 from treeflash.trainable import Loss
 
 

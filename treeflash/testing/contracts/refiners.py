@@ -8,8 +8,8 @@ from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.engine import Decoder
 from treeflash.interfaces import Refiner
 from treeflash.target import HuggingFaceTarget
-from treeflash.testing.contracts.common import PROMPTS, Contract, check_lossless, check_options, read
-from treeflash.types import BlockDraft, Limits
+from treeflash.testing.contracts.contract import Contract, check_lossless, check_options
+from treeflash.types import BlockDraft
 
 
 class RefinerContract(Contract):
@@ -67,16 +67,9 @@ class RefinerContract(Contract):
 
     def _ready(self) -> tuple[HuggingFaceTarget, Refiner, BlockDraft]:
         target = self.target()
-        refiner, drafter = self.make(target), self.trained_drafter(target)
+        refiner = self.make(target)
         refiner.bind(target)
-        text = PROMPTS[0]
-        state = drafter.start(1, 64)
-        taps = read(target, text[:-1], drafter.tap_layers)
-        ids = torch.tensor([list(text[:-1])], device=target.device)
-        drafter.extend(state, ids, taps, torch.tensor([len(text) - 1]))
-        recent = torch.tensor([list(text[-2:])], device=target.device)
-        draft = drafter.propose(state, recent, Limits(8, drafter.max_depth))
-        return target, refiner, draft
+        return target, refiner, self.block_draft(target)
 
     def _contexts(self, refiner: Refiner, draft: BlockDraft) -> tuple[torch.Tensor, torch.Tensor]:
         """Several contexts at several depths."""

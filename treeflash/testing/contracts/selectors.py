@@ -9,7 +9,7 @@ from treeflash.interfaces import Selector
 from treeflash.places import locate
 from treeflash.proposal import TableProposal
 from treeflash.statistics import StepRecord
-from treeflash.testing.contracts.common import MODELS, Contract, check_lossless, check_options
+from treeflash.testing.contracts.contract import MODELS, Contract, check_lossless, check_options
 from treeflash.types import Limits, Transitions
 
 _STEPS = [StepRecord(5, 3, number % 3, 1 + number % 3, {}) for number in range(6)]

@@ -12,7 +12,7 @@ from treeflash.places import locate
 from treeflash.plugins import Registry
 from treeflash.recipe import Recipe
 from treeflash.target import HuggingFaceTarget
-from treeflash.testing.contracts.common import MODELS, PROMPTS, Contract, check_lossless
+from treeflash.testing.contracts.contract import MODELS, PROMPTS, Contract, check_lossless
 from treeflash.testing.reference import reference_text
 from treeflash.trainable import Trainable, TrainContext
 

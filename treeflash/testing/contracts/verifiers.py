@@ -9,7 +9,7 @@ from treeflash.engine import Decoder
 from treeflash.interfaces import Verifier
 from treeflash.places import locate
 from treeflash.sampling import Draws
-from treeflash.testing.contracts.common import MODELS, PROMPTS, Contract, check_lossless, check_options
+from treeflash.testing.contracts.contract import MODELS, PROMPTS, Contract, check_lossless, check_options
 from treeflash.testing.reference import reference_text
 from treeflash.tree import TokenTree
 from treeflash.types import DecodeState

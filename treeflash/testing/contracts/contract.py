@@ -13,6 +13,7 @@ from treeflash.components.drafters.dflash import DFlash
 from treeflash.components.refiners.none import NoRefiner
 from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.engine import Decoder
+from treeflash.interfaces import Component
 from treeflash.places import locate
 from treeflash.proposal import Proposal
 from treeflash.target import HuggingFaceTarget, load_target
@@ -45,6 +46,15 @@ class Contract:
         drafter.bind(target)
         return drafter
 
+    def block_draft(self, target: HuggingFaceTarget) -> BlockDraft:
+        """What that drafter drafts behind the first of the prompts."""
+        drafter, text = self.trained_drafter(target), PROMPTS[0]
+        state = drafter.start(1, 64)
+        taps = read(target, text[:-1], drafter.tap_layers)
+        ids = torch.tensor([list(text)], device=target.device)
+        drafter.extend(state, ids[:, :-1], taps, torch.tensor([len(text) - 1]))
+        return drafter.propose(state, ids[:, -2:], Limits(8, drafter.max_depth))
+
 
 def check_options(component: Any) -> None:
     """Makes sure that a recipe could configure a component.
@@ -58,9 +68,8 @@ def check_options(component: Any) -> None:
         f"{kind.__name__}: expected an attrs class for options, found {options.__name__}"
     )
     if options is not kind:
-        assert "from_options" in vars(kind) or any(
-            "from_options" in vars(base) for base in kind.__mro__[1:-1]
-        ), f"{kind.__name__} has Options but no from_options to build from them"
+        inherited = kind.from_options.__func__ is Component.from_options.__func__  # type: ignore[attr-defined]
+        assert not inherited, f"{kind.__name__} has Options but no from_options to build from them"
     assert inspect.getdoc(kind), f"{kind.__name__} has no documentation"
 
 
