@@ -77,7 +77,8 @@ def train(
     accelerator, place = start_process(recipe.target.device, shard=recipe.train.shard)
     listener = listener if accelerator.is_main_process and listener is not None else Listener()
     target = open_target(attrs.evolve(recipe.target, device=place), registry)
-    corpus = Corpus.read(folders, target.digest(), recipe.data.length, recipe.data.heldout_texts)
+    weights = target.digest()
+    corpus = Corpus.read(folders, weights, recipe.data.length, recipe.data.heldout_texts)
     corpus.check_tokens(target.vocab_size)
     check_labels(target, corpus.train[0])
     size = recipe.loss_settings.shortlist
@@ -104,7 +105,7 @@ def train(
     if accelerator.is_main_process:
         facts = {
             "answers": corpus.fingerprint,
-            "target_weights": target.digest(),
+            "target_weights": weights,
             "first_weights": digest(trainable),
             "processes": accelerator.num_processes,
         }
@@ -114,8 +115,9 @@ def train(
         f"{len(corpus.train)} texts to train on, {len(corpus.heldout)} to measure on; "
         f"{trained / 1e6:.1f} of {parameters / 1e6:.1f} million weights are trained"
     )
+    heldout = HeldOut(trainable, corpus, states, recipe.data.length)
     if columns is not None:
-        mass = HeldOut(trainable, corpus, states, recipe.data.length).left_out(columns)
+        mass = heldout.left_out(columns)
         listener.say(
             f"the shortlist of {len(columns)} tokens leaves out {mass:.2%} of the target's probability"
         )
@@ -123,6 +125,7 @@ def train(
         trainable=trainable,
         corpus=corpus,
         states=states,
+        heldout=heldout,
         folder=out,
         train=recipe.train,
         data=recipe.data,
@@ -134,7 +137,7 @@ def train(
     result = trainer.run()
     record = {
         "recipe": recipe.tables,
-        "target": target.digest(),
+        "target": weights,
         "dtype": str(target.dtype).removeprefix("torch."),
         "data": {
             "texts": len(corpus.train),

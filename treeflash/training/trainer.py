@@ -103,6 +103,7 @@ class Trainer:
         trainable: What to train.
         corpus: On what.
         states: What the target makes of it.
+        heldout: What it is measured on.
         folder: Of the run.
         train: How long.
         data: How texts are read.
@@ -115,6 +116,7 @@ class Trainer:
     trainable: Trainable
     corpus: Corpus
     states: States
+    heldout: HeldOut
     folder: Path
     train: TrainSettings
     data: DataSettings
@@ -141,7 +143,6 @@ class Trainer:
         run = Run() if last is None else self._restore(snapshots.read(last), model, optimizer, average)
         main = self.accelerator.is_main_process
         metrics = Metrics(self.folder, run.step, tensorboard=self.train.tensorboard) if main else None
-        heldout = HeldOut(self.trainable, self.corpus, self.states, self.data.length)
 
         def record(line: dict[str, Any]) -> None:
             if metrics is not None:
@@ -149,7 +150,7 @@ class Trainer:
 
         def measure() -> None:
             with average.in_place():
-                run.measured = heldout.measure()
+                run.measured = self.heldout.measure()
                 settle(model)
             record({"heldout": run.measured})
             if main:
