@@ -78,7 +78,8 @@ def test_names_of_recipes_are_completed(words):
     found = values(words, "tiny-")
     assert set(TINY) <= set(found)
     assert all(name.startswith("tiny-") for name in found)
-    assert values(words, "nowhere") == []
+    # A recipe may be a file too: the shell completes those.
+    assert [(item.value, item.type) for item in completions(words, "mine/ow")] == [("mine/ow", "file")]
 
 
 def test_a_plugins_recipes_are_completed_too(tmp_path, monkeypatch):

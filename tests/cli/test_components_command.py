@@ -274,6 +274,12 @@ def test_a_part_whose_options_cannot_be_read_spoils_nothing(install):
     assert "bare" in invoke().stdout
 
 
+def test_without_targets_by_name_it_says_what_else_is_taken(monkeypatch):
+    monkeypatch.setenv("TREEFLASH_PLUGINS", "")
+    assert "folders and hub names" in invoke("target").stdout
+    assert "Targets" not in invoke().stdout
+
+
 @pytest.mark.parametrize("kind", [None, *HEADINGS, "target"])
 def test_a_failing_plugin_is_named_on_the_error_stream_and_the_rest_is_listed(kind, install, alone):
     install("broken-trees", "raise RuntimeError('out of luck')")

@@ -25,9 +25,9 @@ def invoke(*arguments):
     return CliRunner().invoke(commands, ["recipes", *map(str, arguments)], catch_exceptions=False)
 
 
-def shown(recipe):
+def shown(recipe, *options):
     """The output, and by table and key a value and where it is from."""
-    result = invoke("show", recipe)
+    result = invoke("show", recipe, *options)
     assert (result.exit_code, result.stderr) == (0, "")
     found, table = {}, ""
     for line in result.stdout.splitlines():
@@ -136,6 +136,24 @@ def test_show_says_every_value_and_the_file_that_says_so(three_levels):
         ("selector", "beam"): (4, "first.toml"),
         ("verifier", "use"): ("sdpa-tree", "default"),
     }
+
+
+def test_show_and_check_lay_options_over_the_recipe(run):
+    _, found = shown("tiny-treeflash", "-o", "selector.budget=5", "-o", "refiner.use=none")
+    assert found["selector", "budget"] == (5, "-o")
+    assert found["refiner", "use"] == ("none", "-o")
+    assert found["drafter", "use"] == ("dflash", "tiny-dflash.toml")
+    assert run("check", "tiny-treeflash", "-o", "selector.budget=5")[0] == 0
+    status, out, _ = run("check", "tiny-treeflash", "-o", "selector.bugdet=5")
+    assert (status, "did you mean 'budget'" in out) == (2, True)
+
+
+def test_show_tells_files_of_one_name_apart(write):
+    below = write("base/mine.toml", 'extends = "tiny-plain"\n[target]\ndtype = "float64"\n')
+    above = write("mine.toml", 'extends = "base/mine.toml"\n[target]\ndevice = "cpu"\n')
+    _, found = shown(above)
+    assert found["target", "dtype"] == ("float64", str(below))
+    assert found["target", "device"] == ("cpu", str(above))
 
 
 def test_show_begins_with_the_files_from_the_lowest_up(three_levels):

@@ -34,8 +34,10 @@ def components(kind: str | None) -> None:
             for key, found in sorted(registry.components[name].items()):
                 _show(key, found.value, found.origin, name, with_text=kind is not None)
             click.echo()
-    if kind in (None, "target") and registry.targets:
+    if kind == "target" or (kind is None and registry.targets):
         click.echo(click.style("Targets", bold=True))
+        if not registry.targets:
+            click.echo("  none by name; target.model takes folders and hub names too")
         for key, found in sorted(registry.targets.items()):
             click.echo(f"  {key}  [{_version(found.origin)}]")
     for plugin, why in registry.failures.items():

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -17,11 +18,14 @@ from rich.table import Column
 from treeflash.recipe_tables import merge, parse_overrides
 
 
-def complete_recipe(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Names of recipes that begin with what is typed so far."""
+def complete_recipe(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Names of recipes that begin with what is typed so far; files when none does."""
     from treeflash.plugins import Registry  # while completing alone
 
-    return sorted(name for name in Registry.load().recipes if name.startswith(incomplete))
+    names = sorted(name for name in Registry.load().recipes if name.startswith(incomplete))
+    return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
 
 
 recipe_argument = click.argument("recipe", shell_complete=complete_recipe)

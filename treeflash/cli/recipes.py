@@ -9,12 +9,21 @@ from typing import Any
 
 import click
 
-from treeflash.cli.options import complete_recipe, recipe_argument
+from treeflash.cli.options import complete_recipe, overrides_option, recipe_argument
 from treeflash.describing import as_toml, option_rows
 from treeflash.errors import TreeflashError
 from treeflash.plugins import KINDS, Registry
 from treeflash.recipe import DEFAULTS, Recipe, TargetOptions
-from treeflash.recipe_tables import find, merge, merged, open_tables, origins, read_layers
+from treeflash.recipe_tables import (
+    Layer,
+    find,
+    merge,
+    merged,
+    open_tables,
+    origins,
+    parse_overrides,
+    read_layers,
+)
 
 
 @click.group(short_help="List, show and check recipes.")
@@ -33,16 +42,20 @@ def list_recipes() -> None:
 
 @recipes.command()
 @recipe_argument
-def show(recipe: str) -> None:
+@overrides_option
+def show(recipe: str, overrides: tuple[str, ...]) -> None:
     """Show what RECIPE comes to, and the file that says each thing.
 
     A value that no file says is the component's default.
     """
     registry = Registry.load()
     layers = read_layers(find(recipe, registry), registry)
-    tables = merged(layers)
-    said = {place: path.name for place, path in origins(layers).items()}
     lines = [(f"# {layer.path}", "") for layer in layers]
+    if overrides:
+        layers.append(Layer(Path("-o"), parse_overrides(overrides)))
+    tables = merged(layers)
+    alike = len({layer.path.name for layer in layers}) < len(layers)
+    said = {place: str(path) if alike else path.name for place, path in origins(layers).items()}
     for table, values in (tables if "train" in tables else _with_defaults(tables)).items():
         if not isinstance(values, Mapping):
             continue
@@ -59,17 +72,18 @@ def show(recipe: str) -> None:
 
 @recipes.command()
 @click.argument("names", nargs=-1, metavar="[RECIPE]...", shell_complete=complete_recipe)
-def check(names: tuple[str, ...]) -> None:
+@overrides_option
+def check(names: tuple[str, ...], overrides: tuple[str, ...]) -> None:
     """Check recipes, or all that are found by name, without touching a model."""
     from treeflash.training.training_recipe import TrainingRecipe
 
-    registry = Registry.load()
+    registry, over = Registry.load(), parse_overrides(overrides)
     wrong = 0
     for name in names or sorted(registry.recipes):
         try:
-            _, tables = open_tables(name, registry, None)
+            _, tables = open_tables(name, registry, over)
             kind = TrainingRecipe if "train" in tables else Recipe
-            kind.load(name, registry)
+            kind.load(name, registry, over)
             click.echo(f"{name}: right")
         except TreeflashError as error:
             wrong += 1
