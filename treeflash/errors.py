@@ -5,7 +5,8 @@ Every error is a `TreeflashError` and also the builtin kind a caller would expec
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 
 class TreeflashError(Exception):
@@ -44,6 +45,23 @@ class PluginError(TreeflashError, RuntimeError):
     """A plugin that failed, or two that claim the same name."""
 
 
+@contextmanager
+def blamed_on(place: object) -> Iterator[None]:
+    """Puts a place, a recipe's file for instance, before the message of whatever goes wrong inside.
+
+    Args:
+        place: Where the user would look.
+
+    Yields:
+        Nothing.
+    """
+    try:
+        yield
+    except TreeflashError as error:
+        error.args = (f"{place}: {error}",)
+        raise
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
     """Says which valid name was probably meant.
 
@@ -76,16 +94,20 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def bullet_list(headline: str, faults: Sequence[str]) -> str:
+def bullet_list(headline: str, faults: Sequence[str], most: int | None = None) -> str:
     """Formats several faults as one message, a line each.
 
     Args:
         headline: What they are faults of.
         faults: One sentence per fault.
+        most: Faults shown, where one mistake makes many; all when not given.
 
     Returns:
         The headline alone with a single fault behind it, or a headline followed by a list.
     """
     if len(faults) == 1:
         return f"{headline}: {faults[0]}"
-    return "\n  - ".join([f"{headline}: {len(faults)} faults", *faults])
+    shown = list(faults[:most])
+    if len(shown) < len(faults):
+        shown.append(f"and {len(faults) - len(shown)} more like these")
+    return "\n  - ".join([f"{headline}: {len(faults)} faults", *shown])

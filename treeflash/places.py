@@ -5,17 +5,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from treeflash.errors import InputError, first_line
+from treeflash.errors import InputError, first_line, nearest
 
 # Keys of a recipe that may hold a folder; a relative one is relative to the file that says so.
 _KEYS = ("model", "checkpoint")
 
 
-def locate(place: str) -> Path:
+def locate(place: str, key: str = "checkpoint") -> Path:
     """Finds a checkpoint's folder.
 
     Args:
         place: A folder, `package:path` inside an installed package, or a hub name.
+        key: Where a recipe names it, for messages.
 
     Returns:
         The folder on disk, downloaded when it is on the hub.
@@ -23,38 +24,49 @@ def locate(place: str) -> Path:
     Raises:
         InputError: When there is none.
     """
-    found = on_disk(place)
+    found = on_disk(place, key)
     if found is not None:
         return found
     if place.count("/") != 1 or place.startswith((".", "/")):
-        raise InputError(f"checkpoint {place!r}: expected a folder, package:path or hub name, found none")
+        raise InputError(
+            f"{key}: expected a folder, package:path or hub name, found {place!r}, which is none"
+        )
     from huggingface_hub import snapshot_download  # only for checkpoints that are not on disk
 
     try:
         return Path(snapshot_download(place, allow_patterns=["*.json", "*.safetensors"]))
     except (OSError, ValueError) as error:
         reason = first_line(error)
-        raise InputError(f"checkpoint {place!r} is no folder and cannot be downloaded: {reason}") from error
+        raise InputError(f"{key}: {place!r} is no folder and cannot be downloaded: {reason}") from error
 
 
-def on_disk(place: str) -> Path | None:
+def on_disk(place: str, key: str) -> Path | None:
     """Finds a folder, given as itself or as `package:path`.
 
     Args:
         place: The place.
+        key: Where a recipe names it, for messages.
 
     Returns:
         The folder; None when there is none, and the place may be a hub name.
 
     Raises:
-        InputError: When the package is not installed.
+        InputError: When the package is not installed, or has no such folder.
     """
     package, colon, inside = place.partition(":")
     if colon and all(word.isidentifier() for word in package.split(".")):
         try:
-            return Path(str(importlib.resources.files(package) / inside))
+            found = Path(str(importlib.resources.files(package) / inside))
         except (ModuleNotFoundError, TypeError):  # the latter for a module that is no package
-            raise InputError(f"{place!r}: no package {package!r} is installed") from None
+            raise InputError(f"{key}: {place!r}: no package {package!r} is installed") from None
+        if not found.is_dir():
+            around = found.parent
+            beside = (
+                [folder.name for folder in around.iterdir() if folder.is_dir()] if around.is_dir() else []
+            )
+            hint = nearest(found.name, beside)
+            raise InputError(f"{key}: {place!r}: the package has no folder {inside!r}{hint}")
+        return found
     path = Path(place).expanduser()
     return path if path.is_dir() else None
 

@@ -77,10 +77,7 @@ def read_prompts(path: Path | str, limit: int | None = None) -> list[Prompt]:
         if prompt is not None:
             prompts.setdefault(prompt.key, prompt)
     if faults:
-        shown = faults[:_SHOWN_FAULTS]
-        if len(faults) > len(shown):
-            shown.append(f"and {len(faults) - len(shown)} more")
-        raise InputError(bullet_list(str(path), shown))
+        raise InputError(bullet_list(str(path), faults, most=_SHOWN_FAULTS))
     if not prompts:
         raise InputError(f"{path}: expected at least one prompt, found none")
     return list(prompts.values())
@@ -88,7 +85,7 @@ def read_prompts(path: Path | str, limit: int | None = None) -> list[Prompt]:
 
 def _lines(path: Path) -> Iterator[str]:
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             yield from file
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None

@@ -5,31 +5,28 @@ options. `extends` names another recipe to start from.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import attrs
+from attrs.validators import in_
 
 from treeflash.engine import Decoder
 from treeflash.engine.decoder import misfits
-from treeflash.errors import (
-    InputError,
-    RecipeError,
-    TreeflashError,
-    bullet_list,
-    nearest,
-)
+from treeflash.errors import InputError, RecipeError, blamed_on, bullet_list, nearest
 from treeflash.interfaces import BuildContext
 from treeflash.places import locate, on_disk
 from treeflash.plugins import KINDS, Registry
-from treeflash.recipe_tables import merge, open_tables, sort_tables, used_class
+from treeflash.recipe_tables import DEFAULT_USE, merge, open_tables, sort_tables, used_class
 from treeflash.structuring import structure
 from treeflash.target import HuggingFaceTarget, load_target
+from treeflash.target.loading import DTYPES
 from treeflash.target_interface import Target
 
-# Parts that a recipe need not name.
-DEFAULTS = {"selector": {"use": "opt-tree"}, "verifier": {"use": "sdpa-tree"}}
 _TABLES = ("target", *KINDS)
+# Parts that a recipe need not name.
+DEFAULTS = {kind: {"use": DEFAULT_USE[kind]} for kind in ("selector", "verifier")}
 
 
 @attrs.frozen
@@ -43,7 +40,7 @@ class TargetOptions:
     """
 
     model: str
-    dtype: str = "auto"
+    dtype: str = attrs.field(default="auto", validator=in_(("auto", *DTYPES)))
     device: str = "auto"
 
 
@@ -108,7 +105,7 @@ class Recipe:
         others = len(faults)
         used = _components(tables, registry, faults)
         if "drafter" in used and len(faults) == others:
-            faults += misfits(used["drafter"], used.get("builder"), used.get("refiner"))
+            faults += _misfits(used, tables, registry)
         parts: dict[str, Part] = {}
         for kind, component in used.items():
             rest = {key: value for key, value in tables[kind].items() if key != "use"}
@@ -132,21 +129,14 @@ class Recipe:
             TreeflashError: When a model or checkpoint is not to be had or does not fit; the message
                 names the recipe.
         """
-        try:
+        with blamed_on(self.path):
             target = self.load_target(registry) if target is None else target
-            drafter = self.parts["drafter"]
-            context = BuildContext(
-                target=target,
-                locate=locate,
-                drafter_checkpoint=getattr(drafter.options, "checkpoint", None),
-            )
-            components = {
-                kind: part.component.from_options(part.options, context) for kind, part in self.parts.items()
-            }
+            checkpoint = getattr(self.parts["drafter"].options, "checkpoint", None)
+            components = {}
+            for kind, part in self.parts.items():
+                context = BuildContext(target, partial(locate, key=f"{kind}.checkpoint"), checkpoint)
+                components[kind] = part.component.from_options(part.options, context)
             return Decoder(target, **components)
-        except TreeflashError as error:
-            error.args = (f"{self.path}: {error}",)
-            raise
 
     def load_target(self, registry: Registry) -> Target:
         """Loads the target alone.
@@ -180,10 +170,10 @@ def open_target(options: TargetOptions, registry: Registry) -> HuggingFaceTarget
     if source is not None:
         place: str | Path = source()
     else:
-        place = on_disk(options.model) or options.model
+        place = on_disk(options.model, key="target.model") or options.model
         if not isinstance(place, Path) and ("/" not in place or place.startswith((".", "/", "~"))):
             hint = nearest(place, registry.targets)
-            raise InputError(f"[target] model: no folder, hub name or target is called {place!r}{hint}")
+            raise InputError(f"target.model: no folder, hub name or target is called {place!r}{hint}")
     return load_target(place, dtype=options.dtype, device=options.device)
 
 
@@ -222,3 +212,14 @@ def _components(
         if tables.get("refiner", {}).get("use") == "none":
             used.pop("refiner", None)
     return used
+
+
+def _misfits(
+    used: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]], registry: Registry
+) -> list[str]:
+    """Why the parts cannot stand behind one another, and what could stand where one is missing."""
+    names = {kind: repr(tables[kind]["use"]) for kind in used}
+    return [
+        f"{kind}.use: {fault}{'' if kind in used else nearest('', registry.components[kind])}"
+        for kind, fault in misfits(used, names).items()
+    ]

@@ -11,6 +11,9 @@ from treeflash.errors import RecipeError, UnknownNameError, bullet_list, nearest
 from treeflash.places import anchored
 from treeflash.plugins import Registry
 
+# What a table uses that does not say.
+DEFAULT_USE = {"selector": "opt-tree", "verifier": "sdpa-tree", "loss": "forward-kl"}
+
 
 def find(name: str | Path, registry: Registry) -> Path:
     """Finds a recipe's file.
@@ -67,7 +70,12 @@ def sort_tables(
     Returns:
         The tables.
     """
-    faults += [f"unknown table [{table}]{nearest(table, known)}" for table in tables if table not in known]
+    for table, values in tables.items():
+        if table not in known and isinstance(values, Mapping):
+            faults.append(f"unknown table [{table}]{nearest(table, known)}")
+        elif table not in known:
+            where = f"known tables: {', '.join(sorted(known))}"
+            faults.append(f"{table}: expected it inside a table, found it outside of all ({where})")
     faults += [
         f"{table}: expected a table, found {value!r}"
         for table, value in tables.items()
@@ -136,7 +144,7 @@ def read_layers(path: Path, registry: Registry, seen: tuple[Path, ...] = ()) -> 
         way = " -> ".join(file.name for file in (*seen, path))
         raise RecipeError(f"{path}: extends itself ({way})")
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: not valid TOML ({error})") from None
     except OSError as error:
@@ -237,7 +245,8 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     for table, values in over.items():
         below = base.get(table)
         if isinstance(below, Mapping) and isinstance(values, Mapping):
-            same = values.get("use", below.get("use")) == below.get("use")
+            used = below.get("use", DEFAULT_USE.get(table))
+            same = values.get("use", used) == used
             values = {**below, **values} if same else values
         merged[table] = values
     return merged

@@ -71,6 +71,10 @@ def _value_fault(value: Any, kind: Any, field: "attrs.Attribute[Any]", converter
     try:
         field.validator(None, field, structured)
     except (TypeError, ValueError) as error:
+        if len(error.args) == 4:  # of a choice: message, field, choices, value
+            *others, last = map(str, error.args[2])
+            near = nearest(value, [*others, last]).partition(" (known")[0] if isinstance(value, str) else ""
+            return f"expected {', '.join(others)} or {last}, found {value!r}{near}"
         match = _OUT_OF_RANGE.fullmatch(str(error))
         return (
             "expected {expected}, found {found}".format(**match.groupdict()) if match else first_line(error)

@@ -177,7 +177,7 @@ MISTAKES = {
         ["tiny-ddtree", "-o", "selector.budgt=3"],
         r".*: selector\.budgt: unknown key; did .*",
     ),
-    "no dtype": (["tiny-plain", "--dtype", "int8"], r".*: dtype: expected auto, .*, found 'int8'"),
+    "no dtype": (["tiny-plain", "--dtype", "int8"], r".*: target.dtype: expected auto, .*, found 'int8'"),
     "no target": (
         ["tiny-plain", "-o", "target.model=nowhere"],
         r".*no folder, hub name or target .*'nowhere'.*",
@@ -188,7 +188,7 @@ MISTAKES = {
     ),
     "no checkpoint": (
         ["tiny-dflash", "-o", "drafter.checkpoint=nowhere"],
-        r".*: checkpoint 'nowhere': expected .*",
+        r".*: drafter.checkpoint: expected .*, found 'nowhere'.*",
     ),
     "no refiner in the file": (
         ["tiny-dflash", "-o", "refiner.use=linear", "-o", "builder.use=top-m"],

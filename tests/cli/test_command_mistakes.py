@@ -47,7 +47,7 @@ MISTAKES = {
     "bad device": (["tiny-treeflash", PROMPT, "-o", "target.device=abacus"], ["device", "'abacus'"]),
     "missing checkpoint": (
         ["tiny-treeflash", PROMPT, "-o", "drafter.checkpoint=nowhere"],
-        ["checkpoint 'nowhere'"],
+        ["drafter.checkpoint: expected", "found 'nowhere'"],
     ),
     "wrong refiner": (
         ["tiny-treeflash", PROMPT, "-o", "refiner.use=linear"],

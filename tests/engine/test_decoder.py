@@ -175,12 +175,17 @@ def test_a_drafter_without_a_depth_is_refused(tiny_target):
 def test_parts_that_do_not_fit(tiny_target, parts):
     dflash, swiglu = parts
     with pytest.raises(
-        CompositionError, match=r"DFlash drafts blocks: expected a builder .* expected a refiner"
+        CompositionError,
+        match=r"builder: expected one, because drafter DFlash drafts blocks.* refiner: expected one",
     ):
         Decoder(tiny_target, dflash)
-    with pytest.raises(CompositionError, match=r"NoDrafter gives no hidden states .* found SwiGlu"):
+    with pytest.raises(
+        CompositionError, match=r"refiner: expected none, because drafter NoDrafter .* found SwiGlu"
+    ):
         Decoder(tiny_target, refiner=swiglu)
-    with pytest.raises(CompositionError, match="SwiGlu looks at the last 1 tokens, and builder Marginal"):
+    with pytest.raises(
+        CompositionError, match="expected contexts of 1 token, which refiner SwiGlu looks at; found Marginal"
+    ):
         Decoder(tiny_target, dflash, Marginal(), swiglu)
     assert issubclass(CompositionError, TypeError)
     assert issubclass(CompositionError, TreeflashError)

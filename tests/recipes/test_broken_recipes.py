@@ -82,6 +82,16 @@ def without_one_and_with_a_short_one(weights):
     weights["model.norm.weight"] = torch.ones(63)
 
 
+FIRST_MISSING = [
+    "input_layernorm",
+    "mlp.down_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "post_attention_layernorm",
+    "self_attn.k_norm",
+    "self_attn.k_proj",
+    "self_attn.o_proj",
+]
 TABLES = "builder, drafter, refiner, selector, target, verifier"
 BROKEN = {
     "misspelled table": Broken(
@@ -100,7 +110,7 @@ BROKEN = {
     ),
     "misspelled target": Broken(
         f'{TREE}[target]\nmodel = "acme-modl"',
-        "{there}/mine.toml: [target] model: no folder, hub name or target is called 'acme-modl'; "
+        "{there}/mine.toml: target.model: no folder, hub name or target is called 'acme-modl'; "
         "did you mean 'acme-model'? (known: acme-model)",
     ),
     "wrong type": Broken(
@@ -141,21 +151,43 @@ BROKEN = {
     ),
     "refiner behind none": Broken(
         f'{PLAIN}[refiner]\nuse = "swiglu"',
-        "{there}/mine.toml: drafter NoDrafter gives no hidden states to build on: expected no refiner behind "
-        "it, found SwiGlu",
+        "{there}/mine.toml: refiner.use: expected none, because drafter 'none' gives no hidden states to "
+        "build on; found 'swiglu'",
     ),
     "builder missing behind dflash": Broken(
         f'{PLAIN}[drafter]\nuse = "dflash"\ncheckpoint = "drafter"\n[refiner]\nuse = "none"',
-        "{there}/mine.toml: drafter DFlash drafts blocks: expected a builder behind it, found none",
+        "{there}/mine.toml: builder.use: expected one, because drafter 'dflash' drafts blocks; found none "
+        "(known: frontier, marginal, top-m)",
     ),
     "two-token refiner behind a builder of no contexts": Broken(
         f'{TREE}[builder]\nuse = "marginal"\n[refiner]\nuse = "two-token"',
-        "{there}/mine.toml: refiner TwoToken looks at the last 2 tokens, and builder Marginal lays out "
-        "contexts of 0",
+        "{there}/mine.toml: builder.use: expected contexts of 2 tokens, which refiner 'two-token' looks at; "
+        "found 'marginal', which lays out contexts of 0",
     ),
     "checkpoint that is not there": Broken(
         f'{TREE}[drafter]\ncheckpoint = "drafters"',
-        "{there}/mine.toml: checkpoint 'drafters': expected a folder, package:path or hub name, found none",
+        "{there}/mine.toml: drafter.checkpoint: expected a folder, package:path or hub name, found "
+        "'drafters', which is none",
+    ),
+    "misspelled package path": Broken(
+        f'{TREE}[drafter]\ncheckpoint = "treeflash.testing:models/tiny-treflash"',
+        "{there}/mine.toml: drafter.checkpoint: 'treeflash.testing:models/tiny-treflash': the package has no "
+        "folder 'models/tiny-treflash'; did you mean 'tiny-treeflash'? (known: tiny-bilinear, tiny-dflash, "
+        "tiny-linear, tiny-target, tiny-treeflash, tiny-two-token)",
+    ),
+    "no such dtype": Broken(
+        f'{TREE}[target]\ndtype = "flaot32"',
+        "{there}/mine.toml: target.dtype: expected auto, float32, float64, bfloat16 or float16, found "
+        "'flaot32'; did you mean 'float32'?",
+    ),
+    "no such device": Broken(
+        f'{TREE}[target]\ndevice = "gpu"',
+        "{there}/mine.toml: target.device: expected auto or a device that is present, found 'gpu' (<reason>)",
+    ),
+    "a key outside any table": Broken(
+        f"budget = 3\n{TREE}",
+        "{there}/mine.toml: budget: expected it inside a table, found it outside of all "
+        f"(known tables: {TABLES})",
     ),
     "drafter of another target": Broken(
         MINE,
@@ -175,7 +207,8 @@ BROKEN = {
     ),
     "truncated safetensors": Broken(
         MINE,
-        "{there}/mine.toml: {there}/drafter/model.safetensors: not a readable safetensors file (<reason>)",
+        "{there}/mine.toml: {there}/drafter/model.safetensors: not a readable safetensors file (<reason>); "
+        "was it written or copied to its end?",
         truncated,
     ),
     "pickle": Broken(
@@ -196,6 +229,13 @@ BROKEN = {
         "  - backbone tensor fc.weight is missing\n"
         "  - backbone tensor model.norm.weight: expected shape [64], found [63]",
         tensors(without_one_and_with_a_short_one),
+    ),
+    "config of more layers than there are": Broken(
+        MINE,
+        "{there}/mine.toml: {there}/drafter: 33 faults\n"
+        + "".join(f"  - backbone tensor layers.2.{name}.weight is missing\n" for name in FIRST_MISSING)
+        + "  - and 25 more like these",
+        config(num_hidden_layers=5, layer_types=["full_attention"] * 5),
     ),
     "training recipe": Broken(
         'extends = "tiny-train"',

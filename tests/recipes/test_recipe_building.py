@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 import treeflash
-from treeflash.errors import CheckpointError, InputError, TreeflashError
+from treeflash.errors import CheckpointError, InputError, RecipeError, TreeflashError
 from treeflash.places import locate
 from treeflash.plugins import Registry
 from treeflash.recipe import Recipe
@@ -128,13 +128,21 @@ def test_a_bases_relative_checkpoint_stays_beside_the_base(tmp_path, models):
 @pytest.mark.parametrize(
     ("text", "kind", "parts"),
     [
-        ("[target]\nmodel = 'nowhere'", InputError, ["[target] model", "'nowhere'"]),
-        ("[target]\nmodel = 'treeflash.testing:nowhere'", InputError, ["nowhere"]),
-        ("[target]\ndtype = 'int8'", InputError, ["dtype", "expected auto, float32", "found 'int8'"]),
-        ("[target]\ndtype = 'Tensor'", InputError, ["dtype", "found 'Tensor'"]),
-        ("[target]\ndevice = 'abacus'", InputError, ["device", "found 'abacus'"]),
-        ("[drafter]\ncheckpoint = 'nowhere'", InputError, ["checkpoint 'nowhere'"]),
-        ("[drafter]\ncheckpoint = 'treeflash.testing:nowhere'", CheckpointError, ["nowhere", "found none"]),
+        ("[target]\nmodel = 'nowhere'", InputError, ["target.model", "'nowhere'"]),
+        (
+            "[target]\nmodel = 'treeflash.testing:nowhere'",
+            InputError,
+            ["target.model", "no folder 'nowhere'"],
+        ),
+        ("[target]\ndtype = 'int8'", RecipeError, ["target.dtype: expected auto, float32", "found 'int8'"]),
+        ("[target]\ndtype = 'Tensor'", RecipeError, ["target.dtype", "found 'Tensor'"]),
+        ("[target]\ndevice = 'abacus'", InputError, ["target.device", "found 'abacus'"]),
+        (
+            "[drafter]\ncheckpoint = 'nowhere'",
+            InputError,
+            ["drafter.checkpoint: expected", "found 'nowhere'"],
+        ),
+        ("[drafter]\ncheckpoint = 'treeflash.testing:nowhere'", InputError, ["no folder 'nowhere'"]),
         (
             "[drafter]\ncheckpoint = 'treeflash.testing:models/tiny-target'",
             CheckpointError,

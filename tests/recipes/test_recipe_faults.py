@@ -70,7 +70,7 @@ FAULTS = {
         f"{TREE}[buildr]\nuse = 'top-m'",
         ["unknown table [buildr]", "did you mean 'builder'", "known: "],
     ),
-    "key outside of tables": (f"budget = 3\n{TREE}", ["unknown table [budget]"]),
+    "key outside of tables": (f"budget = 3\n{TREE}", ["budget: expected it inside a table"]),
     "value for table": (f"selector = 'opt-tree'\n{TREE}", ["selector: expected a table, found 'opt-tree'"]),
     "list of tables": (f"{TREE}[[selector]]\nuse = 'chain'", ["selector: expected a table"]),
     "no target": ("[drafter]\nuse = 'none'", ["target.model: expected a string, found nothing"]),
@@ -86,23 +86,23 @@ FAULTS = {
     "temperature nan": (f"{TREE}[drafter]\ntemperature = nan", ["drafter", "temperature", "> 0"]),
     "builder and refiner behind no drafter": (
         f"{TREE}[drafter]\nuse = 'none'",
-        ["expected no builder behind it", "expected no refiner behind it", "2 faults"],
+        ["builder.use: expected none", "refiner.use: expected none", "2 faults"],
     ),
     "refiner behind no drafter": (
         "extends = 'tiny-plain'\n[refiner]\nuse = 'swiglu'",
-        ["gives no hidden states", "expected no refiner behind it, found SwiGlu"],
+        ["gives no hidden states", "refiner.use: expected none", "found 'swiglu'"],
     ),
     "nothing behind a drafter of blocks": (
         "extends = 'tiny-plain'\n[drafter]\nuse = 'dflash'\ncheckpoint = 'x'",
-        ["expected a builder behind it, found none", "expected a refiner behind it, found none", "2 faults"],
+        ["builder.use: expected one", "refiner.use: expected one", "known: frontier", "2 faults"],
     ),
     "refiner that looks further than the builder": (
         f"{TREE}[builder]\nuse = 'marginal'",
-        ["SwiGlu looks at the last 1 tokens", "Marginal lays out contexts of 0"],
+        ["builder.use: expected contexts of 1 token", "'marginal', which lays out contexts of 0"],
     ),
     "two-token refiner over marginals": (
         f"{TREE}[builder]\nuse = 'marginal'\n[refiner]\nuse = 'two-token'",
-        ["TwoToken looks at the last 2 tokens"],
+        ["builder.use: expected contexts of 2 tokens, which refiner 'two-token'"],
     ),
     "no TOML": ("[target\nmodel = 'x'", ["not valid TOML", "line 1"]),
     "a key twice": ("[target]\nmodel = 'x'\nmodel = 'y'", ["not valid TOML"]),
@@ -190,7 +190,7 @@ def test_a_misfit_hides_behind_no_other_fault(refusal):
         "extends = 'tiny-plain'\n[refiner]\nuse = 'swiglu'\n[selector]\nuse = 'chain'\nbudgt = 3"
     )
     assert "selector.budgt" in message
-    assert "expected no refiner behind it" in message
+    assert "refiner.use: expected none" in message
 
 
 def test_every_value_out_of_range_is_listed(refusal):

@@ -36,6 +36,18 @@ def test_extends_by_name(write, registry):
     assert recipe.parts["refiner"].use == "swiglu"
 
 
+def test_naming_the_default_again_keeps_what_the_base_says(write, registry):
+    write("base.toml", 'extends = "tiny-plain"\n[selector]\nbudget = 5\n')
+    path = write("mine.toml", 'extends = "base.toml"\n[selector]\nuse = "opt-tree"\nbeam = 2\n')
+    assert Recipe.load(path, registry).parts["selector"].options == OptTree(budget=5, beam=2)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_recipe(tmp_path, registry):
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "tiny-plain"\n', encoding="utf-8-sig")
+    assert Recipe.load(path, registry).parts["drafter"].use == "none"
+
+
 def test_extends_by_path_relative_to_the_file(write, registry, monkeypatch, tmp_path):
     write("base.toml", 'extends = "tiny-ddtree"\n[selector]\nbudget = 5\n')
     path = write("sub/mine.toml", 'extends = "../base.toml"\n[selector]\nbeam = 2\n')

@@ -90,9 +90,9 @@ def test_prompts_that_leave_no_room(read):
     with pytest.raises(InputError) as error:
         read([*ROWS, *long], length=8)
     message = str(error.value)
-    assert "prompts that leave no room in data.length = 8: 11 faults" in message
+    assert "prompts that leave no room in data.length = 8: 12 faults" in message
     assert "prompt 0000000000000005 has 8 tokens" in message
-    assert message.endswith("\n  - ...")
+    assert message.endswith("\n  - and 2 more like these")
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_what_is_to_decode_later(faults, tables):
         (
             {**CHECKPOINT, "checkpoint": "treeflash.testing:models/absent"},
             "swiglu",
-            "models/absent: expected a checkpoint folder, found none",
+            "the package has no folder 'models/absent'",
         ),
         ({"mask_token_id": 1, "target_layer_ids": [0, 4]}, "swiglu", "expected layers 0..3, found [0, 4]"),
         ({"mask_token_id": 1, "target_layer_ids": [-1]}, "swiglu", "expected layers 0..3, found [-1]"),

@@ -15,6 +15,8 @@ from treeflash.target_interface import Target
 REFINER_PREFIX = "ar_approximation."
 _OUTER_PREFIX = "model."
 _DTYPES = ("BF16", "F16", "F32", "F64")
+# A config that contradicts its tensors contradicts most of them.
+SHOWN_FAULTS = 8
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -210,4 +212,6 @@ def _stored(file: Path) -> list[StoredTensor]:
                 for key, part in slices.items()
             ]
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file}: not a readable safetensors file ({error})") from None
+        raise CheckpointError(
+            f"{file}: not a readable safetensors file ({error}); was it written or copied to its end?"
+        ) from None

@@ -1,7 +1,8 @@
 """A decoder: six parts that fit together, and the loop over them."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -50,13 +51,12 @@ class Decoder:
     verifier: Verifier = attrs.field(factory=SdpaTree)
 
     def __attrs_post_init__(self) -> None:
-        faults = misfits(
-            type(self.drafter),
-            None if self.builder is None else type(self.builder),
-            None if self.refiner is None else type(self.refiner),
-        )
+        parts = {"drafter": self.drafter, "builder": self.builder, "refiner": self.refiner}
+        used: dict[str, type[Any]] = {kind: type(part) for kind, part in parts.items() if part is not None}
+        names = {kind: component.__name__ for kind, component in used.items()}
+        faults = [f"{kind}: {fault}" for kind, fault in misfits(used, names).items()]
         if not isinstance(getattr(self.drafter, "max_depth", None), int):
-            faults.append(f"drafter {type(self.drafter).__name__} does not say its max_depth")
+            faults.append(f"drafter {names['drafter']} does not say its max_depth")
         if faults:
             raise CompositionError("; ".join(faults))
         self.drafter.bind(self.target)
@@ -245,35 +245,33 @@ class Decoder:
         return state, chosen[:, 0].tolist()
 
 
-def misfits(
-    drafter: type[Drafter], builder: type[TreeBuilder] | None, refiner: type[Refiner] | None
-) -> list[str]:
+def misfits(used: Mapping[str, type[Any]], names: Mapping[str, str]) -> dict[str, str]:
     """Says why a drafter, builder and refiner cannot stand behind one another.
 
     Args:
-        drafter: The drafter's class.
-        builder: The builder's class, None for none.
-        refiner: The refiner's class, None for none.
+        used: Their classes by kind; "builder" and "refiner" are left out when there are none.
+        names: What whoever chose them calls them, by kind.
 
     Returns:
-        One sentence per fault.
+        A sentence by the kind of the part at fault.
     """
-    given = {"builder": builder, "refiner": refiner}
+    drafter = used["drafter"]
+    called = f"drafter {names['drafter']}"
     if not drafter.drafts_blocks:
-        return [
-            f"drafter {drafter.__name__} gives no hidden states to build on: expected no {kind} behind it, "
-            f"found {part.__name__}"
-            for kind, part in given.items()
-            if part is not None
-        ]
-    faults = [
-        f"drafter {drafter.__name__} drafts blocks: expected a {kind} behind it, found none"
-        for kind, part in given.items()
-        if part is None
-    ]
-    if builder is not None and refiner is not None and refiner.history > builder.max_history:
-        faults.append(
-            f"refiner {refiner.__name__} looks at the last {refiner.history} tokens, and builder "
-            f"{builder.__name__} lays out contexts of {builder.max_history}"
+        return {
+            kind: f"expected none, because {called} gives no hidden states to build on; found {names[kind]}"
+            for kind in ("builder", "refiner")
+            if kind in used
+        }
+    faults = {
+        kind: f"expected one, because {called} drafts blocks; found none"
+        for kind in ("builder", "refiner")
+        if kind not in used
+    }
+    if not faults and used["refiner"].history > used["builder"].max_history:
+        history = used["refiner"].history
+        faults["builder"] = (
+            f"expected contexts of {history} token{'s' * (history > 1)}, which refiner {names['refiner']} "
+            f"looks at; found {names['builder']}, which lays out contexts of {used['builder'].max_history}"
         )
     return faults

@@ -16,7 +16,7 @@ from treeflash.target.hugging_face import HuggingFaceTarget
 from treeflash.target.probe import probe
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
-_DTYPES = {
+DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
     "bfloat16": torch.bfloat16,
@@ -96,10 +96,10 @@ def torch_dtype(name: str) -> torch.dtype | str:
     """
     if name == "auto":
         return name
-    if name not in _DTYPES:
-        *others, last = _DTYPES
-        raise InputError(f"dtype: expected auto, {', '.join(others)} or {last}, found {name!r}")
-    return _DTYPES[name]
+    if name not in DTYPES:
+        *others, last = DTYPES
+        raise InputError(f"target.dtype: expected auto, {', '.join(others)} or {last}, found {name!r}")
+    return DTYPES[name]
 
 
 def torch_device(name: str) -> torch.device:
@@ -123,7 +123,7 @@ def torch_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = first_line(error)
         raise InputError(
-            f"device: expected auto or a device that is present, found {name!r} ({reason})"
+            f"target.device: expected auto or a device that is present, found {name!r} ({reason})"
         ) from None
 
 

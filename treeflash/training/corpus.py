@@ -93,8 +93,8 @@ class Corpus:
                 else:
                     held.append((row.key, row.turn, _text(row, length)))
         if faults:
-            shown = [*faults[:_SHOWN_FAULTS], *(["..."] if len(faults) > _SHOWN_FAULTS else [])]
-            raise InputError(bullet_list(f"prompts that leave no room in data.length = {length}", shown))
+            headline = f"prompts that leave no room in data.length = {length}"
+            raise InputError(bullet_list(headline, faults, most=_SHOWN_FAULTS))
         named = ", ".join(map(str, folders))
         if not train:
             raise InputError(f"{named}: expected answers to train on, found none")

@@ -109,7 +109,7 @@ def _batches(
             if lengths[prompt.key] >= limit
         ]
         if faults:
-            raise InputError(bullet_list("prompts too long for the target", faults[:_SHOWN_FAULTS]))
+            raise InputError(bullet_list("prompts too long for the target", faults, most=_SHOWN_FAULTS))
     ordered = sorted(prompts, key=lambda prompt: (-len(prompt.turns), -lengths[prompt.key], prompt.key))
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 

@@ -9,13 +9,14 @@ import attrs
 import torch
 from accelerate import Accelerator
 from rich.filesize import decimal
+from torch import Tensor
 
 from treeflash import __version__
-from treeflash.errors import CompositionError
+from treeflash.errors import CompositionError, blamed_on
 from treeflash.places import locate
 from treeflash.plugins import Registry
 from treeflash.recipe import open_target
-from treeflash.trainable import Trainable, TrainContext
+from treeflash.trainable import Trainable, TrainContext, TrainingTarget
 from treeflash.training.checkpointing import Snapshots
 from treeflash.training.corpus import Corpus
 from treeflash.training.distribution import start_process
@@ -76,30 +77,17 @@ def train(
     """
     accelerator, place = start_process(recipe.target.device, shard=recipe.train.shard)
     listener = listener if accelerator.is_main_process and listener is not None else Listener()
-    target = open_target(attrs.evolve(recipe.target, device=place), registry)
+    with blamed_on(recipe.path):
+        target = open_target(attrs.evolve(recipe.target, device=place), registry)
     weights = target.digest()
     corpus = Corpus.read(folders, weights, recipe.data.length, recipe.data.heldout_texts)
     corpus.check_tokens(target.vocab_size)
     check_labels(target, corpus.train[0])
     size = recipe.loss_settings.shortlist
     columns = corpus.shortlist(size, target.vocab_size) if 0 < size < target.vocab_size else None
-    trainable: Trainable = recipe.trainable.from_options(
-        recipe.trainable_options,
-        TrainContext(
-            target=target,
-            locate=locate,
-            loss=recipe.loss.from_options(recipe.loss_options, None),
-            columns=columns,
-            frequent=lambda size: corpus.shortlist(size, target.vocab_size),
-            refiner=recipe.refiner,
-            refiner_options=recipe.refiner_options,
-            dtype=torch.bfloat16 if recipe.train.dtype == "bfloat16" else torch.float32,
-            generator=weights_generator(recipe.train.seed),
-        ),
-    )
+    with blamed_on(recipe.path):
+        trainable = _start(recipe, target, corpus, columns)
     trained = sum(weight.numel() for weight in trainable.parameters() if weight.requires_grad)
-    if not trained:
-        raise CompositionError(f"{recipe.path}: nothing is left to train")
     parameters = sum(weight.numel() for weight in trainable.parameters())
     states = _states(recipe, trainable, corpus, out, accelerator, listener)
     if accelerator.is_main_process:
@@ -159,6 +147,27 @@ def train(
     with TemporaryDirectory() as elsewhere:
         ship(trainable, Path(elsewhere) / "drafter", recipe.decoding_tables(), record)
     return out / "drafter" / RECIPE
+
+
+def _start(
+    recipe: TrainingRecipe, target: TrainingTarget, corpus: Corpus, columns: Tensor | None
+) -> Trainable:
+    """Makes what is trained, as it is before the first step."""
+    context = TrainContext(
+        target=target,
+        locate=locate,
+        loss=recipe.loss.from_options(recipe.loss_options, None),
+        columns=columns,
+        frequent=lambda size: corpus.shortlist(size, target.vocab_size),
+        refiner=recipe.refiner,
+        refiner_options=recipe.refiner_options,
+        dtype=torch.bfloat16 if recipe.train.dtype == "bfloat16" else torch.float32,
+        generator=weights_generator(recipe.train.seed),
+    )
+    trainable: Trainable = recipe.trainable.from_options(recipe.trainable_options, context)
+    if not any(weight.requires_grad for weight in trainable.parameters()):
+        raise CompositionError("nothing is left to train")
+    return trainable
 
 
 def _states(

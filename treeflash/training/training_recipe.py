@@ -14,14 +14,14 @@ import attrs
 from treeflash.errors import RecipeError, bullet_list
 from treeflash.plugins import Registry
 from treeflash.recipe import TargetOptions
-from treeflash.recipe_tables import merge, open_tables, sort_tables, used_class
+from treeflash.recipe_tables import DEFAULT_USE, merge, open_tables, sort_tables, used_class
 from treeflash.structuring import structure
 from treeflash.training.settings import DataSettings, LossSettings, OptimizerSettings, TrainSettings
 
 _SETTINGS = {"train": TrainSettings, "data": DataSettings, "optimizer": OptimizerSettings}
 _DECODING = ("builder", "selector", "verifier")
 _TABLES = ("target", "drafter", "refiner", "loss", *_SETTINGS, *_DECODING)
-_DEFAULTS: dict[str, dict[str, Any]] = {"loss": {"use": "forward-kl"}, "data": {}, "optimizer": {}}
+_DEFAULTS: dict[str, dict[str, Any]] = {"loss": {"use": DEFAULT_USE["loss"]}, "data": {}, "optimizer": {}}
 
 
 @attrs.frozen

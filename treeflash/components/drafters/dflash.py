@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import Qwen3Config
 
 from treeflash.checkpoints.dflash_layout import DFlashFacts, open_for
-from treeflash.checkpoints.reader import weight_misfits
+from treeflash.checkpoints.reader import SHOWN_FAULTS, weight_misfits
 from treeflash.components.drafters.dflash_network import DFlashNetwork
 from treeflash.errors import CheckpointError, bullet_list, first_line
 from treeflash.interfaces import BuildContext, Drafter
@@ -94,7 +94,7 @@ class DFlash(Drafter):
             raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults)) from None
         faults += checkpoint.load(network, "backbone")
         if faults:
-            raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults))
+            raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults, most=SHOWN_FAULTS))
         network = network.to(device=target.device, dtype=target.dtype).eval()
         try:
             network.prepare_rotary()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from treeflash.checkpoints.dflash_layout import open_for
-from treeflash.checkpoints.reader import Checkpoint, weight_misfits
+from treeflash.checkpoints.reader import SHOWN_FAULTS, Checkpoint, weight_misfits
 from treeflash.errors import CheckpointError, bullet_list
 from treeflash.interfaces import BuildContext, Refiner
 from treeflash.target_interface import Target
@@ -182,7 +182,7 @@ class TrainedRefiner(Refiner):
                 network = cls.make_network(checkpoint, target)
             faults += checkpoint.load(network, "refiner")
         if faults:
-            raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults))
+            raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults, most=SHOWN_FAULTS))
         return cls(network.to(device=target.device, dtype=target.dtype).eval())
 
     def bind(self, target: Target) -> None:
