@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: every device present, the tiny target, the reference outputs."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from hypothesis import settings
 
 import treeflash.testing
+from treeflash.cli import main
 from treeflash.target import HuggingFaceTarget, load_target
 
 # Tiny models gain nothing from threads, and lose much when other processes run.
@@ -21,6 +23,20 @@ MODELS = Path(treeflash.testing.__file__).parent / "models"
 @pytest.fixture(params=DEVICES)
 def device(request) -> str:
     return request.param
+
+
+@pytest.fixture
+def command(monkeypatch, capfd):
+    """Runs a command line as a user does; gives its exit status and both outputs."""
+
+    def command(*words):
+        monkeypatch.setattr(sys, "argv", ["treeflash", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capfd.readouterr()
+        return stop.value.code, out, err
+
+    return command
 
 
 @pytest.fixture(scope="session")

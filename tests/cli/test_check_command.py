@@ -1,16 +1,15 @@
 """`treeflash check`: whether a recipe would decode here, and what it would take."""
 
+import functools
 import json
 import re
 import shutil
-import sys
 
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import treeflash
-from treeflash.cli import main
 from treeflash.engine import Decoder
 from treeflash.plugins import Registry
 from treeflash.recipe_tables import find
@@ -20,17 +19,9 @@ TREE = 'extends = "tiny-treeflash"\n[drafter]\ncheckpoint = "drafter"\n'
 
 
 @pytest.fixture
-def run(monkeypatch, capfd):
+def run(command):
     """Exit status and both outputs, as a user sees them."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["treeflash", "check", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capfd.readouterr()
-        return stop.value.code, out, err
-
-    return run
+    return functools.partial(command, "check")
 
 
 @pytest.fixture

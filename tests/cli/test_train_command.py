@@ -5,8 +5,6 @@ import sys
 
 import pytest
 
-from treeflash.cli import main
-
 PROMPTS = [
     f"{name} has {count} coins. {name}" for name in ("Ana", "Ben", "Cho", "Dee") for count in (3, 5, 8)
 ]
@@ -16,54 +14,42 @@ OPTIONS = [word for setting in SMALL for word in ("-o", setting)]
 
 
 @pytest.fixture
-def run(monkeypatch, capfd):
-    """Exit status and both outputs of a command line."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["treeflash", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capfd.readouterr()
-        return stop.value.code, out, err
-
-    return run
-
-
-@pytest.fixture
-def data(run, tmp_path):
+def data(command, tmp_path):
     """A data directory, made by the command before."""
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
     words = ["--prompts", file, "--out", tmp_path / "data", "--max-new-tokens", "20", "--heldout", "0.3"]
-    status, out, _ = run("regenerate", "tiny-plain", *words, "-o", "target.device=cpu")
+    status, out, _ = command("regenerate", "tiny-plain", *words, "-o", "target.device=cpu")
     assert status == 0
     assert "12 answers" in out
     return tmp_path / "data"
 
 
-def test_from_prompts_to_text(run, data, tmp_path):
+def test_from_prompts_to_text(command, data, tmp_path):
     out = tmp_path / "run"
-    status, said, err = run("train", "tiny-train", "--data", data, "--out", out, *OPTIONS)
+    status, said, err = command("train", "tiny-train", "--data", data, "--out", out, *OPTIONS)
     assert status == 0
     recipe = out / "drafter" / "recipe.toml"
     assert said.splitlines()[-1] == f"decode with it: treeflash generate {recipe} ..."
     assert "texts to train on" in err + said
     assert {path.name for path in out.iterdir()} >= {"loss.png", "acceptance.png", "states", "drafter"}
     words = [PROMPTS[0], "--max-new-tokens", "12", "--json"]
-    status, mine, err = run("generate", recipe, *words)
+    status, mine, err = command("generate", recipe, *words)
     assert (status, err) == (0, "")
-    status, plain, _ = run("generate", "tiny-plain", *words)
+    status, plain, _ = command("generate", "tiny-plain", *words)
     assert json.loads(mine)["text"] == json.loads(plain)["text"]
-    status, again, _ = run("train", "tiny-train", "--data", data, "--out", out, *OPTIONS)
+    status, again, _ = command("train", "tiny-train", "--data", data, "--out", out, *OPTIONS)
     assert (status, again.splitlines()[-1]) == (0, said.splitlines()[-1])
-    status, _, err = run("train", "tiny-train", "--data", data, "--out", out, *OPTIONS, "-o", "train.seed=1")
+    status, _, err = command(
+        "train", "tiny-train", "--data", data, "--out", out, *OPTIONS, "-o", "train.seed=1"
+    )
     assert status == 2
     assert "was begun with other settings" in err
     assert "train.seed: expected None as before, found 1" in err
 
 
-def test_measurements_are_shown(run, data, tmp_path):
-    status, _, err = run("train", "tiny-train", "--data", data, "--out", tmp_path / "run", *OPTIONS)
+def test_measurements_are_shown(command, data, tmp_path):
+    status, _, err = command("train", "tiny-train", "--data", data, "--out", tmp_path / "run", *OPTIONS)
     assert status == 0
     (first, last) = (line for line in err.splitlines() if line.startswith("step "))
     assert first.startswith("step 0, tokens a step held out: backbone 1.")
@@ -100,11 +86,11 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_mistake(case, run, tmp_path):
+def test_mistake(case, command, tmp_path):
     (tmp_path / "file").write_text("text")
     words, fault = MISTAKES[case]
     words = [word.format(there=tmp_path) for word in words]
-    status, out, err = run("train", *words, "--out", tmp_path / "run")
+    status, out, err = command("train", *words, "--out", tmp_path / "run")
     assert (status, out) == (2, "")
     assert "Traceback" not in err
     assert err.count("treeflash: ") == 1
@@ -114,14 +100,14 @@ def test_mistake(case, run, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_mistake_is_one_line(run, tmp_path):
-    _, _, err = run("train", "tiny-train", "--data", tmp_path / "absent", "--out", tmp_path / "run")
+def test_a_mistake_is_one_line(command, tmp_path):
+    _, _, err = command("train", "tiny-train", "--data", tmp_path / "absent", "--out", tmp_path / "run")
     assert len(err.splitlines()) == 1
 
 
-def test_a_file_in_the_place_of_the_run(run, data, tmp_path):
+def test_a_file_in_the_place_of_the_run(command, data, tmp_path):
     (tmp_path / "run").write_text("text")
-    status, out, err = run("train", "tiny-train", "--data", data, "--out", tmp_path / "run", *OPTIONS)
+    status, out, err = command("train", "tiny-train", "--data", data, "--out", tmp_path / "run", *OPTIONS)
     assert (status, out) == (2, "")
     assert "cannot be made" in err
 
@@ -129,22 +115,22 @@ def test_a_file_in_the_place_of_the_run(run, data, tmp_path):
 @pytest.mark.parametrize(
     "words", [["tiny-train"], ["tiny-train", "--data", "x"], ["tiny-train", "--out", "x"], ["--data", "x"]]
 )
-def test_usage(words, run):
-    status, out, err = run("train", *words)
+def test_usage(words, command):
+    status, out, err = command("train", *words)
     assert (status, out) == (2, "")
     assert "Error: Missing" in err
     assert "Traceback" not in err
 
 
-def test_help(run):
-    status, out, err = run("train", "--help")
+def test_help(command):
+    status, out, err = command("train", "--help")
     assert (status, err) == (0, "")
     assert "goes on from its last checkpoint" in " ".join(out.split())
 
 
-def test_training_packages_are_missing(run, data, tmp_path, monkeypatch):
+def test_training_packages_are_missing(command, data, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "treeflash.training.trainer", None)
-    status, _, err = run("train", "tiny-train", "--data", data, "--out", tmp_path / "run", *OPTIONS)
+    status, _, err = command("train", "tiny-train", "--data", data, "--out", tmp_path / "run", *OPTIONS)
     assert status == 2
     assert "training needs more packages" in err
     assert "pip install 'treeflash[train]'" in err
