@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,28 +31,22 @@ class Prompt:
         return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
 
 
-def _turns(row: Mapping[str, Any]) -> Any:
-    return row["turns"]
-
-
-def _one(key: str) -> Callable[[Mapping[str, Any]], Any]:
-    return lambda row: [row[key]]
-
-
-# The key that tells a form, in the order in which they are looked for, and how to read its turns.
-FORMS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-    "turns": _turns,  # MT-Bench, and plain files
-    "prompt": _one("prompt"),  # MATH-500, HumanEval, and plain files
-    "question": _one("question"),  # GSM8K
-    "text": _one("text"),  # MBPP
-}
+# Keys that hold what a user says, in the order in which they are looked for: a text, or one per turn.
+FORMS = (
+    "turns",  # MT-Bench, and plain files
+    "prompt",  # HumanEval, MBPP (sanitized), MATH-500 and MT-Bench in some places, and plain files
+    "question",  # GSM8K
+    "problem",  # MATH-500
+    "text",  # MBPP
+)
 
 
 def read_prompts(path: Path | str, limit: int | None = None) -> list[Prompt]:
     """Reads a file of JSON lines.
 
-    Each line is an object with `turns` (a list of texts), `prompt`, `question` or `text`, the first of these
-    that it has; other keys are passed over. Repeated prompts are read once.
+    Each line is an object with `turns`, `prompt`, `question`, `problem` or `text`, the first of these that it
+    has: a text, or a list of texts that are said in turn. Other keys are passed over. Repeated prompts are
+    read once.
 
     Args:
         path: The file.
@@ -66,20 +60,44 @@ def read_prompts(path: Path | str, limit: int | None = None) -> list[Prompt]:
             lists the lines at fault.
     """
     path = Path(path)
-    prompts: dict[str, Prompt] = {}
     faults: list[str] = []
+    rows: dict[str, Any] = {}
     for number, line in enumerate(_lines(path), start=1):
         if limit is not None and number > limit:
             break
-        if not line.strip():
-            continue
-        prompt = _parse(line, f"line {number}", faults)
+        if line.strip():
+            where = f"line {number}"
+            try:
+                rows[where] = json.loads(line)
+            except ValueError:
+                faults.append(f"{where}: not valid JSON")
+    return prompts_of(rows, str(path), faults)
+
+
+def prompts_of(rows: Mapping[str, Any], source: str, faults: Sequence[str] = ()) -> list[Prompt]:
+    """Finds the prompts in a data set's rows.
+
+    Args:
+        rows: The rows, by what to call each in a message.
+        source: Where they are from, for messages.
+        faults: What is known to be wrong with them already.
+
+    Returns:
+        The prompts, in the rows' order.
+
+    Raises:
+        InputError: When there are no rows, or some without text; the message lists them.
+    """
+    prompts: dict[str, Prompt] = {}
+    found = list(faults)
+    for where, row in rows.items():
+        prompt = _parse(row, where, found)
         if prompt is not None:
             prompts.setdefault(prompt.key, prompt)
-    if faults:
-        raise InputError(bullet_list(str(path), faults, most=_SHOWN_FAULTS))
+    if found:
+        raise InputError(bullet_list(source, found, most=_SHOWN_FAULTS))
     if not prompts:
-        raise InputError(f"{path}: expected at least one prompt, found none")
+        raise InputError(f"{source}: expected at least one prompt, found none")
     return list(prompts.values())
 
 
@@ -93,12 +111,7 @@ def _lines(path: Path) -> Iterator[str]:
         raise InputError(f"{path}: not UTF-8 ({error.reason})") from None
 
 
-def _parse(line: str, where: str, faults: list[str]) -> Prompt | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        faults.append(f"{where}: not valid JSON")
-        return None
+def _parse(row: Any, where: str, faults: list[str]) -> Prompt | None:
     if not isinstance(row, dict):
         faults.append(f"{where}: expected a JSON object, found {type(row).__name__}")
         return None
@@ -108,7 +121,7 @@ def _parse(line: str, where: str, faults: list[str]) -> Prompt | None:
             f"{where}: expected one of the keys {', '.join(FORMS)}, found {', '.join(row) or 'none'}"
         )
         return None
-    turns = FORMS[form](row)
+    turns = [row[form]] if isinstance(row[form], str) else row[form]
     if not (
         isinstance(turns, list) and turns and all(isinstance(turn, str) and turn.strip() for turn in turns)
     ):

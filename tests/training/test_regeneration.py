@@ -204,7 +204,7 @@ def test_read_from_the_shipped_forms(tmp_path):
     [
         ("{", "line 2: not valid JSON"),
         ("[1]", "line 2: expected a JSON object, found list"),
-        ('{"a": 1}', "line 2: expected one of the keys turns, prompt, question, text, found a"),
+        ('{"a": 1}', "line 2: expected one of the keys turns, prompt, question, problem, text, found a"),
         ('{"prompt": ""}', "line 2: prompt: expected text, found ''"),
         ('{"prompt": 3}', "line 2: prompt: expected text, found 3"),
         ('{"turns": []}', r"line 2: turns: expected text, found \[\]"),
