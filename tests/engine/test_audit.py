@@ -4,11 +4,12 @@ import attrs
 import pytest
 import torch
 
-from treeflash.components.verifiers.sdpa_tree import SdpaTree
-from treeflash.engine import Decoder
-from treeflash.engine.audit import MISMATCH, NEAR_TIE, Audit, audited, compare
+from treeflash.engine import Decoder, Generation
+from treeflash.engine.audit import MISMATCH, NEAR_TIE, Audit, Recorded, audited, compare
 from treeflash.recipe import load
 from treeflash.sampling import Draws
+from treeflash.statistics import Statistics
+from treeflash.testing.careless import Careless
 
 PROMPT = [2, *b"Ana has 7 apples. Ana"]
 
@@ -24,22 +25,6 @@ def test_a_right_decoder_is_identical(temperature):
     assert decoder.drafter._target is target
 
 
-@attrs.frozen
-class Careless(SdpaTree):
-    """Accepts one wrong token in a hundred."""
-
-    seen: list[int] = attrs.field(factory=list)
-
-    def verify(self, target, state, tree, draws):
-        acceptance = super().verify(target, state, tree, draws)
-        tokens = [list(row) for row in acceptance.tokens]
-        for index in range(len(tokens[0])):
-            self.seen.append(index)
-            if len(self.seen) % 100 == 0:
-                tokens[0][index] = (tokens[0][index] + 1) % target.vocab_size
-        return attrs.evolve(acceptance, tokens=tokens)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_planted_fault_is_a_mismatch(temperature):
     decoder = attrs.evolve(load("tiny-treeflash", target={"device": "cpu"}), verifier=Careless())
@@ -53,6 +38,10 @@ def logits(**values):
     for name, value in values.items():
         made[int(name[1:])] = value
     return made
+
+
+def run(token_ids, scores):
+    return Recorded(Generation(token_ids, 3, "max_new_tokens", Statistics([], 0.0, 0.0)), scores)
 
 
 GREEDY = Draws()
@@ -72,13 +61,13 @@ GREEDY = Draws()
 )
 def test_kinds(mine, theirs, kind):
     same = logits(t5=1.0)
-    found = compare(([5, 2], [same, mine]), ([5, 1], [same, theirs]), GREEDY, 3)
+    found = compare(run([5, 2], [same, mine]), run([5, 1], [same, theirs]), GREEDY)
     assert found == Audit(False, 1, kind)
 
 
 def test_a_text_that_ends_early_is_a_mismatch():
     same = logits(t5=1.0)
-    assert compare(([5], [same]), ([5, 5], [same, same]), GREEDY, 3) == Audit(False, 1, MISMATCH)
+    assert compare(run([5], [same]), run([5, 5], [same, same]), GREEDY) == Audit(False, 1, MISMATCH)
 
 
 def test_scores_are_what_choices_are_made_by():

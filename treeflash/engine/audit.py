@@ -48,38 +48,57 @@ def audited(decoder: Decoder, token_ids: Sequence[int] | Tensor, **settings: Any
     Returns:
         The text, and how it compares with the plain one.
     """
-    through_trees, plainly = _Recorder(decoder.target), _Recorder(decoder.target)
+    through_trees = recorded(decoder, token_ids, **settings)
+    plain = recorded(Decoder(decoder.target), token_ids, **{**settings, "on_emission": None})
+    draws = Draws(settings.get("temperature", 0.0), settings.get("seed", 0), (settings.get("sequence", 0),))
+    return through_trees.generation, compare(through_trees, plain, draws)
+
+
+@attrs.frozen(eq=False)
+class Recorded:
+    """A text, and what it was chosen by.
+
+    Attributes:
+        generation: The text.
+        logits: For each new token the logits `[V]` that chose it.
+    """
+
+    generation: Generation
+    logits: Sequence[Tensor]
+
+
+def recorded(decoder: Decoder, token_ids: Sequence[int] | Tensor, **settings: Any) -> Recorded:
+    """Decodes a text and keeps the logits that chose its tokens; what that takes is in no step's time.
+
+    Args:
+        decoder: The decoder.
+        token_ids: The prompt, as in `Decoder.generate`.
+        **settings: As in `Decoder.generate`.
+
+    Returns:
+        The text and its logits.
+    """
+    recorder = _Recorder(decoder.target)
     try:
-        generation = through_trees.run(attrs.evolve(decoder, target=through_trees), token_ids, settings)
-        plain = plainly.run(Decoder(plainly), token_ids, {**settings, "on_emission": None})
+        generation = recorder.run(attrs.evolve(decoder, target=recorder), token_ids, settings)
     finally:
         # Parts are bound to one target at a time: back to their own.
         attrs.evolve(decoder)
-    draws = Draws(settings.get("temperature", 0.0), settings.get("seed", 0), (settings.get("sequence", 0),))
-    prompt_length = generation.prompt_tokens
-    return generation, compare(
-        (generation.token_ids, through_trees.logits), (plain.token_ids, plainly.logits), draws, prompt_length
-    )
+    return Recorded(generation, recorder.logits)
 
 
-def compare(
-    one: tuple[Sequence[int], Sequence[Tensor]],
-    other: tuple[Sequence[int], Sequence[Tensor]],
-    draws: Draws,
-    prompt_length: int,
-) -> Audit:
+def compare(one: Recorded, other: Recorded, draws: Draws) -> Audit:
     """Compares two runs over one prompt.
 
     Args:
-        one: New tokens of a run, and for each the logits `[V]` it was chosen by.
-        other: The same of the other.
+        one: A run.
+        other: Another.
         draws: How both chose.
-        prompt_length: Tokens of the prompt.
 
     Returns:
         The result.
     """
-    (mine, my_logits), (theirs, their_logits) = one, other
+    mine, theirs = one.generation.token_ids, other.generation.token_ids
     place = next(
         (index for index, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), None
     )
@@ -87,9 +106,9 @@ def compare(
         if len(mine) == len(theirs):
             return Audit(True, None, None)
         return Audit(False, min(len(mine), len(theirs)), MISMATCH)
-    position = torch.tensor([prompt_length + place - 1])
+    position = torch.tensor([one.generation.prompt_tokens + place - 1])
     pair = [mine[place], theirs[place]]
-    scores = [draws.scores(logits[place], position) for logits in (my_logits, their_logits)]
+    scores = [draws.scores(run.logits[place], position) for run in (one, other)]
     apart = float((scores[0] - scores[1]).abs().max())
     for run in scores:
         # Three and more may tie: in bfloat16 many scores are equal.
