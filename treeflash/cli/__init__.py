@@ -5,6 +5,7 @@ import sys
 import click
 
 from treeflash import __version__
+from treeflash.cli.bench import bench
 from treeflash.cli.check import check
 from treeflash.cli.completion import completion
 from treeflash.cli.components import components
@@ -21,7 +22,7 @@ def commands() -> None:
     """Lossless tree speculative decoding from interchangeable parts."""
 
 
-for command in (check, completion, components, generate, recipes, regenerate, train):
+for command in (bench, check, completion, components, generate, recipes, regenerate, train):
     commands.add_command(command)
 
 

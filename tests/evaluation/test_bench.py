@@ -1,0 +1,225 @@
+"""`treeflash bench` on the tiny target."""
+
+import html.parser
+import json
+
+import attrs
+import pytest
+
+from treeflash.engine.audit import MISMATCH
+from treeflash.errors import InputError, RecipeError
+from treeflash.evaluation.arms import PLAIN, Arm, ArmText, open_arms
+from treeflash.evaluation.bench import RUNS, Bench, BenchSettings, read_runs
+from treeflash.evaluation.prompt_sets import PromptSet
+from treeflash.evaluation.report import page, write_report
+from treeflash.evaluation.summary import summarise
+from treeflash.plugins import Registry
+from treeflash.prompts import Prompt
+from treeflash.testing.careless import Careless
+
+ON_CPU = {"target": {"device": "cpu"}}
+ROWS = [
+    {"prompt": "Ana has 7 apples."},
+    {"turns": ["Ben has 3 plums.", "Cleo has 9 pears."]},
+    {"prompt": "Dora sees 4 birds."},
+]
+SET = PromptSet("small", "here", tuple(Prompt(tuple(row.get("turns", [row.get("prompt")]))) for row in ROWS))
+
+
+@pytest.fixture(scope="module")
+def opened():
+    return open_arms(["tiny-ddtree", "tree=tiny-treeflash,selector.budget=7"], Registry.load(), ON_CPU)
+
+
+@pytest.fixture
+def bench(opened, tmp_path):
+    def bench(folder="out", sets=(SET,), arms=None, **settings):
+        target, all_arms = opened
+        made = BenchSettings(**{"max_new_tokens": 20, **settings})
+        return Bench(target, all_arms if arms is None else arms, sets, made, tmp_path / folder)
+
+    return bench
+
+
+def counts(lines):
+    """Everything that was measured but times and memory."""
+    kept = []
+    for line in lines:
+        for run in line.runs:
+            timeless = attrs.evolve(run, prefill_seconds=0.0, decode_seconds=0.0, seconds={}, peak_bytes=None)
+            kept.append((line.set_name, line.index, line.key, timeless))
+    return kept
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_arm_writes_what_plain_decoding_does(bench, temperature):
+    for line in bench(temperature=temperature).run():
+        runs = {(run.arm, run.turn): run for run in line.runs}
+        turns = max(turn for _, turn in runs) + 1
+        assert len(runs) == 3 * turns
+        for (_, turn), run in runs.items():
+            assert run.token_ids == runs[PLAIN, turn].token_ids
+            assert run.prompt_tokens == runs[PLAIN, turn].prompt_tokens
+            assert run.audit == "identical"
+            assert sum(run.emitted) == len(run.token_ids) - 1
+        assert set(runs[PLAIN, 0].emitted) <= {1}
+
+
+def test_a_second_turn_goes_on_from_the_first_answer(bench, opened):
+    target, _ = opened
+    codec = target.require_text()
+    line = bench().run()[1]
+    first, second = (run for run in line.runs if run.arm == PLAIN)
+    answer = codec.decode([token for token in first.token_ids if token not in target.stop_ids])
+    asked = codec.encode_chat("Ben has 3 plums.", answer, "Cleo has 9 pears.")
+    assert second.prompt_tokens == len(asked)
+
+
+def test_a_fault_is_called_a_mismatch(bench, opened):
+    _, arms = opened
+    careless = Arm("careless", arms[2].recipe, attrs.evolve(arms[2].decoder, verifier=Careless()))
+    lines = bench(arms=[arms[0], careless], max_new_tokens=90).run()
+    audits = [run.audit for line in lines for run in line.runs if run.arm == "careless"]
+    assert MISMATCH in audits
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_resumed_measurement_is_an_unbroken_one(bench, torn):
+    whole = bench("whole").run()
+
+    class Stop(Exception):
+        pass
+
+    def stop(done, total):
+        if done == 2:
+            raise Stop
+
+    broken = bench("broken")
+    broken.on_prompt = stop
+    with pytest.raises(Stop):
+        broken.run()
+    path = broken.folder / RUNS
+    assert len(path.read_text().splitlines()) == 2
+    if torn:
+        path.write_text(path.read_text()[:-40])
+    kept = path.read_text().splitlines()[0]
+    again = bench("broken").run()
+    assert counts(again) == counts(whole)
+    # What was measured is not measured again.
+    assert path.read_text().splitlines()[0] == kept
+    assert counts(sorted(read_runs(broken.folder), key=lambda line: line.index)) == counts(whole)
+
+
+def test_other_settings_are_refused(bench):
+    bench().run()
+    with pytest.raises(InputError, match=r"settings\.max_new_tokens: expected 20 as before, found 9"):
+        bench(max_new_tokens=9).run()
+    with pytest.raises(InputError, match=r"arms\.tree\.selector\.budget: expected 7 as before, found None"):
+        bench(arms=bench().arms[:2]).run()
+    fewer = attrs.evolve(SET, prompts=SET.prompts[:2])
+    with pytest.raises(InputError, match=r"sets\.small\.prompts: expected 3 as before, found 2"):
+        bench(sets=[fewer]).run()
+
+
+def test_a_broken_file_is_named(bench):
+    measured = bench()
+    measured.run()
+    (measured.folder / RUNS).write_text('{"set_name": "small"}\n')
+    with pytest.raises(InputError, match=r"runs\.jsonl: line 1 is not a measurement"):
+        bench().run()
+
+
+def test_who_goes_first_rotates(bench, monkeypatch):
+    order = []
+    measured = bench()
+    answer = Bench._answer
+    monkeypatch.setattr(
+        Bench, "_answer", lambda self, arm, *rest: order.append(arm.name) or answer(self, arm, *rest)
+    )
+    measured.run()
+    names = [arm.name for arm in measured.arms]
+    assert order[:3] == names
+    assert order[3:6] == order[6:9] == [*names[1:], names[0]]
+    assert order[9:] == [*names[2:], *names[:2]]
+
+
+class Page(html.parser.HTMLParser):
+    """Finds what a browser would load or leave open."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.loaded, self.words = [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.loaded += [value for key, value in attributes if key in ("src", "href") and value[0] != "#"]
+        if tag not in ("meta", "path", "use"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.loaded += [value for key, value in attributes if key in ("src", "href") and value[0] != "#"]
+
+    def handle_endtag(self, tag):
+        if tag in self.open:
+            while self.open.pop() != tag:
+                pass
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def test_the_report_is_one_page_that_loads_nothing(bench, tmp_path):
+    measured = bench(sets=[SET, attrs.evolve(SET, name="<other>")])
+    summaries = summarise(measured.run())
+    manifest = json.loads((measured.folder / "bench.json").read_text())
+    path = write_report(measured.folder, summaries, manifest)
+    text = path.read_text()
+    found = Page()
+    found.feed(text)
+    assert found.loaded == []
+    assert found.open == []
+    words = "".join(found.words)
+    for expected in ("small", "<other>", "tree", "Block efficiency", "budget 7", "float32 on cpu"):
+        assert expected in words
+    assert text.count("<svg") == 7
+    assert page(summaries, manifest) == text
+    results = json.loads((measured.folder / "results.json").read_text())["results"]
+    assert results["small"][2]["block_efficiency"] == summaries["small"][2].block_efficiency
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "recipe", "overrides"),
+    [
+        ("tiny-plain", "tiny-plain", "tiny-plain", {}),
+        ("a=tiny-plain", "a", "tiny-plain", {}),
+        ("a=./mine.toml", "a", "./mine.toml", {}),
+        ("x/y=z.toml", "x/y=z.toml", "x/y=z.toml", {}),
+        (
+            "a=r,selector.budget=7,drafter.target_layer_ids=[1,2]",
+            "a",
+            "r",
+            {"selector": {"budget": 7}, "drafter": {"target_layer_ids": [1, 2]}},
+        ),
+        ("r,selector.budget=7", "r,selector.budget=7", "r", {"selector": {"budget": 7}}),
+    ],
+)
+def test_arms(text, name, recipe, overrides):
+    assert ArmText.parse(text) == ArmText(name, recipe, overrides)
+
+
+@pytest.mark.parametrize(
+    ("arms", "kind", "fault"),
+    [
+        (["a=tiny-plain", "a=tiny-ddtree"], InputError, "names of their own, found a twice"),
+        (["plain=tiny-plain"], InputError, "names of their own, found plain twice"),
+        (["tiny-plain,budget"], LookupError, "no recipe is called 'tiny-plain,budget'"),
+        (["tiny-ddtree,selector.bugdet=3"], RecipeError, "did you mean 'budget'"),
+        (
+            ["tiny-ddtree", "b=tiny-ddtree,target.dtype=float64"],
+            InputError,
+            "arm b: expected the target of tiny-ddtree, .*dtype auto.* found .*dtype float64",
+        ),
+    ],
+)
+def test_arms_that_cannot_be_compared(arms, kind, fault):
+    with pytest.raises(kind, match=fault):
+        open_arms(arms, Registry.load(), ON_CPU)

@@ -1,0 +1,140 @@
+"""Prompt sets: from files in the upstream forms, worded as papers do, drawn or in order."""
+
+import json
+import sys
+import types
+
+import pytest
+
+from treeflash.errors import InputError
+from treeflash.evaluation.prompt_sets import KNOWN, open_set
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(*rows, name="rows.jsonl"):
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    return write
+
+
+def turns(found):
+    return [prompt.turns for prompt in found.prompts]
+
+
+def everything(place, **settings):
+    return open_set(place, **{"limit": None, "draw": None, **settings})
+
+
+UPSTREAM = {
+    "gsm8k": {"question": "How many?", "answer": "2"},
+    "math500": {"problem": "What is 1+1?", "answer": "2"},
+    "humaneval": {"task_id": "HumanEval/0", "prompt": "def add(a, b):\n    ", "entry_point": "add"},
+    "mbpp": {"text": "Write a function.", "code": "...", "task_id": 11},
+    "mt-bench": {"question_id": 81, "category": "writing", "turns": ["Write.", "Rewrite."]},
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_sets_are_worded_as_papers_do(name, write):
+    path = write(UPSTREAM[name])
+    found = everything(f"{name}={path}")
+    assert (found.name, found.source) == (name, str(path))
+    (said,) = turns(found)
+    wording = {
+        "gsm8k": ("How many?\nReason step by step, and put the final answer in \\boxed{}.",),
+        "math500": ("What is 1+1?\nReason step by step, and put the final answer in \\boxed{}.",),
+        "humaneval": (
+            "Write a solution to this problem that passes its tests.\n```python\ndef add(a, b):\n```",
+        ),
+        "mbpp": ("Write a function.",),
+        "mt-bench": ("Write.", "Rewrite."),
+    }
+    assert said == wording[name]
+    (bare,) = turns(everything(f"{name}={path}", reworded=False))
+    key = next(key for key in ("turns", "prompt", "question", "problem", "text") if key in UPSTREAM[name])
+    assert bare == (tuple(UPSTREAM[name][key]) if key == "turns" else (UPSTREAM[name][key],))
+
+
+def test_any_file_is_taken_as_it_is(write):
+    found = everything(str(write({"question": "How many?"}, name="mine.jsonl")))
+    assert (found.name, turns(found)) == ("mine", [("How many?",)])
+
+
+def test_limits_and_draws(write):
+    path = str(write(*[{"prompt": str(index)} for index in range(20)]))
+    assert turns(open_set(path, limit=3, draw=None)) == [("0",), ("1",), ("2",)]
+    drawn = open_set(path, limit=8, draw=42)
+    assert turns(drawn) == turns(open_set(path, limit=8, draw=42))
+    assert turns(drawn) != turns(open_set(path, limit=8, draw=43))
+    assert len(set(turns(drawn))) == 8
+    # A smaller draw is the beginning of a larger one.
+    assert turns(open_set(path, limit=5, draw=42)) == turns(drawn)[:5]
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """In place of the library: what was asked for, and what comes."""
+
+    def hub(rows):
+        asked = []
+
+        def load_dataset(name, config, split):
+            asked.append((name, config, split))
+            if isinstance(rows, Exception):
+                raise rows
+            return rows
+
+        monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+        return asked
+
+    return hub
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_sets_come_from_the_hub(name, hub):
+    asked = hub([UPSTREAM[name]])
+    found = everything(name)
+    known = KNOWN[name]
+    assert asked == [(known.hub, known.config, known.split)]
+    assert (found.name, found.source, len(found.prompts)) == (name, known.hub, 1)
+
+
+def test_on_the_hub_turns_may_be_called_prompt(hub):
+    hub([{"prompt": ["Write.", "Rewrite."]}])
+    assert turns(everything("mt-bench")) == [("Write.", "Rewrite.")]
+
+
+def test_a_hub_that_cannot_be_reached(hub):
+    hub(ConnectionError("no route\nmore"))
+    with pytest.raises(InputError, match=r"--prompts gsm8k: .* \(no route\); a file works without it"):
+        everything("gsm8k")
+
+
+def test_without_the_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InputError, match=r"needs the package datasets .*--prompts gsm8k=FILE"):
+        everything("gsm8k")
+
+
+@pytest.mark.parametrize(
+    ("place", "fault"),
+    [
+        ("gsm9k=FILE", "no set is called 'gsm9k'; did you mean 'gsm8k'"),
+        ("gms8k", "expected a file or a known set, found neither; did you mean 'gsm8k'"),
+        ("gsm8k=no/such.jsonl", "no/such.jsonl: cannot be read"),
+    ],
+)
+def test_no_such_set(place, fault):
+    with pytest.raises(InputError, match=fault):
+        everything(place)
+
+
+def test_rows_without_text_are_named(hub, write):
+    hub([{"question": "a"}, {"answer": "b"}])
+    with pytest.raises(InputError, match="openai/gsm8k: row 2: expected one of the keys"):
+        everything("gsm8k")
+    with pytest.raises(InputError, match="line 1: expected one of the keys"):
+        everything(f"gsm8k={write({'answer': 'b'})}")

@@ -1,0 +1,102 @@
+"""`treeflash bench`: recipes side by side."""
+
+from pathlib import Path
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from treeflash.cli.options import dtype_option, laid_over, overrides_option, progress_bar
+from treeflash.errors import InputError
+from treeflash.plugins import Registry
+from treeflash.sampling import MAX_SEED
+
+
+@click.command(short_help="Measure recipes side by side.")
+@click.argument("arms", nargs=-1, required=True, metavar="ARM...")
+@click.option(
+    "--prompts",
+    "places",
+    multiple=True,
+    required=True,
+    metavar="[NAME=]FILE|NAME",
+    help="Prompt set: gsm8k, math500, humaneval, mbpp or mt-bench, from the hub or =FILE; or a file of JSON "
+    "lines. May be repeated.",
+)
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for results.")
+@click.option("--limit", type=click.IntRange(min=1), help="Prompts of each set; all when not given.")
+@click.option(
+    "--draw", type=click.IntRange(min=0), metavar="SEED", help="Draw prompts by a seed; else the first."
+)
+@click.option("--as-it-is", is_flag=True, help="Take prompts of known sets without the papers' wording.")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True)
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0, max=MAX_SEED), default=0, show_default=True)
+@click.option("--time-stages", is_flag=True, help="On a GPU: wait behind each stage to time it.")
+@dtype_option
+@overrides_option
+def bench(
+    arms: tuple[str, ...],
+    places: tuple[str, ...],
+    out: Path,
+    limit: int | None,
+    draw: int | None,
+    as_it_is: bool,
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    time_stages: bool,
+    dtype: str | None,
+    overrides: tuple[str, ...],
+) -> None:
+    """Measure recipes against plain decoding: one target, the same prompts, one clock.
+
+    An ARM is a recipe, or NAME=RECIPE,table.key=value,... with overrides of its own. Arms take turns prompt
+    by prompt. A measurement that was stopped goes on where it was; OUT/report.html shows it.
+    """
+    try:
+        import matplotlib  # noqa: F401  # before hours of measuring, not behind them
+    except ImportError:
+        raise InputError("reports need more packages: pip install 'treeflash[eval]'") from None
+    from treeflash.evaluation.arms import open_arms
+    from treeflash.evaluation.bench import MANIFEST, Bench, BenchSettings
+    from treeflash.evaluation.prompt_sets import open_set
+    from treeflash.evaluation.report import write_report
+    from treeflash.evaluation.summary import summarise
+    from treeflash.training.folders import read_manifest
+
+    sets = [open_set(place, limit=limit, draw=draw, reworded=not as_it_is) for place in places]
+    names = [prompts.name for prompts in sets]
+    if len(set(names)) < len(names):
+        raise InputError(f"--prompts: expected sets of different names, found {', '.join(names)}")
+    target, opened = open_arms(arms, Registry.load(), laid_over(overrides, dtype))
+    settings = BenchSettings(max_new_tokens, temperature, seed, time_stages)
+    with progress_bar() as bar:
+        task = bar.add_task("prompts", total=None, figures="")
+        measured = Bench(
+            target,
+            opened,
+            sets,
+            settings,
+            out,
+            lambda done, total: bar.update(task, completed=done, total=total),
+        ).run()
+    summaries = summarise(measured)
+    for name, rows in summaries.items():
+        table = Table(title=f"{name}, {rows[0].prompts} prompts", title_justify="left", box=SIMPLE_HEAD)
+        table.add_column("arm", overflow="fold")
+        for head in ("tau", "tokens/s", "speedup", "(95 %)", "same", "tie", "wrong"):
+            table.add_column(head, justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(
+                row.arm,
+                f"{row.block_efficiency:.2f}",
+                f"{row.tokens_per_second:.1f}",
+                f"{row.speedup:.2f}",
+                f"{row.speedup_low:.2f} to {row.speedup_high:.2f}",
+                *(str(row.audit.get(kind, 0)) for kind in ("identical", "near-tie", "mismatch")),
+            )
+        Console().print(table)
+    page = write_report(out, summaries, read_manifest(out, MANIFEST, "a folder of treeflash bench"))
+    click.echo(f"report: {page}")

@@ -1,0 +1,1 @@
+"""Measuring recipes: side by side on the same prompts, and along texts the target wrote."""

@@ -1,0 +1,110 @@
+"""What is measured side by side: plain decoding, and recipes on the same target."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from treeflash.engine import Decoder
+from treeflash.errors import InputError, RecipeError, blamed_on
+from treeflash.plugins import Registry
+from treeflash.recipe import Recipe
+from treeflash.recipe_tables import merge, parse_overrides
+from treeflash.target import HuggingFaceTarget
+
+PLAIN = "plain"
+# A comma begins another override only where a key follows, so that lists may hold some.
+_COMMA = re.compile(r",(?=\w+\.\w+=)")
+_NAMED = re.compile(r"(?P<name>[^=,./\\]+)=(?P<rest>.+)")
+
+
+@attrs.frozen(eq=False)
+class Arm:
+    """One way to decode.
+
+    Attributes:
+        name: What reports call it.
+        recipe: Where it is from; None for plain decoding.
+        decoder: Its parts.
+    """
+
+    name: str
+    recipe: Recipe | None
+    decoder: Decoder
+
+
+@attrs.frozen
+class ArmText:
+    """An arm as it is asked for: `RECIPE`, or `NAME=RECIPE,table.key=value,...`.
+
+    Attributes:
+        name: What reports call it; the text itself when it has no name.
+        recipe: Name or path of a recipe.
+        overrides: What is laid over the recipe.
+    """
+
+    name: str
+    recipe: str
+    overrides: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, text: str) -> "ArmText":
+        """Reads an arm.
+
+        Args:
+            text: As above; overrides as `-o` takes them.
+
+        Raises:
+            RecipeError: For overrides that are none.
+        """
+        recipe, *overrides = _COMMA.split(text)
+        named = _NAMED.fullmatch(recipe)
+        name, recipe = (named["name"], named["rest"]) if named else (text, recipe)
+        try:
+            return cls(name, recipe, parse_overrides(overrides))
+        except RecipeError as error:
+            raise RecipeError(f"arm {text}: {error}") from None
+
+
+def open_arms(
+    texts: Sequence[str], registry: Registry, overrides: Mapping[str, Any]
+) -> tuple[HuggingFaceTarget, list[Arm]]:
+    """Loads one target and builds all arms on it, plain decoding first.
+
+    Args:
+        texts: The arms.
+        registry: What is installed.
+        overrides: What is laid over all recipes; an arm's own go before it.
+
+    Returns:
+        The target, and the arms.
+
+    Raises:
+        TreeflashError: When a recipe is at fault, two arms have one name, or their targets differ.
+    """
+    asked = [ArmText.parse(text) for text in texts]
+    names = [PLAIN, *(arm.name for arm in asked)]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(f"arms need names of their own, found {', '.join(twice)} twice: NAME=RECIPE,...")
+    recipes = [Recipe.load(arm.recipe, registry, merge(overrides, arm.overrides)) for arm in asked]
+    first = recipes[0]
+    for recipe, arm in zip(recipes, asked, strict=True):
+        if recipe.target != first.target:
+            raise InputError(
+                f"arm {arm.name}: expected the target of {asked[0].name}, {_spelled(first)}, found "
+                f"{_spelled(recipe)}; -o target.model=... gives all the same"
+            )
+    with blamed_on(first.path):
+        target = first.load_target(registry)
+    if not isinstance(target, HuggingFaceTarget):
+        raise InputError(f"expected a Hugging Face model to measure, found {type(target).__name__}")
+    arms = [Arm(PLAIN, None, Decoder(target))]
+    for arm, recipe in zip(asked, recipes, strict=True):
+        arms.append(Arm(arm.name, recipe, recipe.build(registry, target)))
+    return target, arms
+
+
+def _spelled(recipe: Recipe) -> str:
+    return ", ".join(f"{key} {value}" for key, value in attrs.asdict(recipe.target).items())

@@ -1,0 +1,223 @@
+"""Recipes side by side: one target, the same prompts, one clock, prompt by prompt in turn."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from treeflash.engine.audit import Recorded, compare, recorded
+from treeflash.engine.stopping import STOP_TOKEN
+from treeflash.errors import InputError
+from treeflash.evaluation.arms import PLAIN, Arm
+from treeflash.evaluation.counts import Run, TreeCounts
+from treeflash.evaluation.memory import peak, reset_peak
+from treeflash.evaluation.prompt_sets import PromptSet
+from treeflash.prompts import Prompt
+from treeflash.sampling import Draws
+from treeflash.target import HuggingFaceTarget
+from treeflash.target.text import TextCodec
+from treeflash.training.folders import begin
+
+MANIFEST, RUNS = "bench.json", "runs.jsonl"
+_IDENTICAL = "identical"
+_WARM_UP_TOKENS = 16
+
+
+@attrs.frozen
+class BenchSettings:
+    """How answers are decoded.
+
+    Attributes:
+        max_new_tokens: Tokens an answer has at most.
+        temperature: 0 is greedy.
+        seed: Of the draws; the same for all arms, so that their texts are the same.
+        time_stages: Wait for a GPU behind each stage, which costs time itself.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+    time_stages: bool = False
+
+
+@attrs.frozen
+class PromptRuns:
+    """All answers to one prompt.
+
+    Attributes:
+        set_name: The prompt set.
+        index: The prompt's place in it.
+        key: Its hash.
+        runs: For each turn, a run of each arm.
+    """
+
+    set_name: str
+    index: int
+    key: str
+    runs: list[Run]
+
+    @classmethod
+    def from_json(cls, text: str) -> "PromptRuns":
+        """Reads a line of `runs.jsonl`."""
+        value = json.loads(text)
+        return cls(**{**value, "runs": [Run.from_json(run) for run in value["runs"]]})
+
+
+@attrs.define(eq=False)
+class Bench:
+    """A measurement, resumable prompt by prompt.
+
+    Attributes:
+        target: The target of all arms.
+        arms: What is compared, plain decoding first.
+        sets: On what.
+        settings: How.
+        folder: Where results are kept.
+        on_prompt: Called with the number of prompts done and of all.
+    """
+
+    target: HuggingFaceTarget
+    arms: Sequence[Arm]
+    sets: Sequence[PromptSet]
+    settings: BenchSettings
+    folder: Path
+    on_prompt: Callable[[int, int], None] = lambda done, total: None
+
+    def run(self) -> list[PromptRuns]:
+        """Measures what is not measured yet.
+
+        Returns:
+            Everything measured, in the order of the prompts.
+
+        Raises:
+            InputError: When the folder was begun with other settings or cannot be written, or a prompt does
+                not fit the target.
+        """
+        begin(self.folder, MANIFEST, self._manifest())
+        found = {(line.set_name, line.index): line for line in read_runs(self.folder)}
+        wanted = [
+            (prompts, index, prompt) for prompts in self.sets for index, prompt in enumerate(prompts.prompts)
+        ]
+        if any((prompts.name, index) not in found for prompts, index, _ in wanted):
+            self._warm_up(wanted[0][2])
+        for done, (prompts, index, prompt) in enumerate(wanted):
+            self.on_prompt(done, len(wanted))
+            if (prompts.name, index) not in found:
+                line = PromptRuns(prompts.name, index, prompt.key, self._runs(index, prompt))
+                self._append(line)
+                found[prompts.name, index] = line
+        self.on_prompt(len(wanted), len(wanted))
+        return [found[prompts.name, index] for prompts, index, _ in wanted]
+
+    def _runs(self, index: int, prompt: Prompt) -> list[Run]:
+        """All arms' answers to all turns of a prompt."""
+        codec, turns, said = self.target.require_text(), list[Run](), list[str]()
+        # Who goes first rotates: what one arm leaves in caches, another finds there.
+        order = [self.arms[(index + shift) % len(self.arms)] for shift in range(len(self.arms))]
+        for number, text in enumerate(prompt.turns):
+            said.append(text)
+            prompt_ids = codec.encode_chat(*said)
+            answers, measured = dict[str, Recorded](), dict[str, Run]()
+            for arm in order:
+                answers[arm.name], measured[arm.name] = self._answer(arm, prompt_ids, index, number)
+            plain = answers[PLAIN]
+            draws = Draws(self.settings.temperature, self.settings.seed, (index,))
+            for arm in self.arms:
+                audit = compare(answers[arm.name], plain, draws)
+                turns.append(attrs.evolve(measured[arm.name], audit=audit.kind or _IDENTICAL))
+            # Every arm goes on from the same words.
+            said.append(_text(codec, plain))
+        return turns
+
+    def _answer(self, arm: Arm, prompt_ids: list[int], index: int, turn: int) -> tuple[Recorded, Run]:
+        trees = TreeCounts()
+        reset_peak(self.target.device)
+        answer = recorded(
+            arm.decoder,
+            prompt_ids,
+            max_new_tokens=self.settings.max_new_tokens,
+            temperature=self.settings.temperature,
+            seed=self.settings.seed,
+            sequence=index,
+            time_stages=self.settings.time_stages,
+            on_emission=trees.see,
+        )
+        most = peak(self.target.device)
+        return answer, Run.of(arm.name, turn, answer.generation, trees, most, _IDENTICAL)
+
+    def _warm_up(self, prompt: Prompt) -> None:
+        """Lets every arm do once what it will do often: the first time pays for allocations and kernels."""
+        prompt_ids = self.target.require_text().encode_chat(prompt.turns[0])
+        for arm in self.arms:
+            arm.decoder.generate(prompt_ids, max_new_tokens=_WARM_UP_TOKENS)
+
+    def _append(self, line: PromptRuns) -> None:
+        path = self.folder / RUNS
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(attrs.asdict(line)) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+
+    def _manifest(self) -> dict[str, Any]:
+        return {
+            "settings": attrs.asdict(self.settings),
+            "target": {
+                "weights": self.target.digest(),
+                "dtype": str(self.target.dtype).removeprefix("torch."),
+                "device": str(self.target.device),
+            },
+            "arms": {
+                arm.name: {
+                    kind: {"use": part.use, **attrs.asdict(part.options)}
+                    for kind, part in (arm.recipe.parts if arm.recipe is not None else {}).items()
+                }
+                for arm in self.arms
+            },
+            "sets": {
+                prompts.name: {"prompts": len(prompts.prompts), "keys": _keys(prompts)}
+                for prompts in self.sets
+            },
+        }
+
+
+def read_runs(folder: Path) -> Iterator[PromptRuns]:
+    """Reads what was measured.
+
+    Args:
+        folder: Of the measurement.
+
+    Yields:
+        A prompt's runs; a last line that was cut off is taken away, to be measured again.
+
+    Raises:
+        InputError: When the file is broken.
+    """
+    path = folder / RUNS
+    if not path.is_file():
+        return
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        os.truncate(path, len(whole))
+    for number, line in enumerate(whole.decode("utf-8").splitlines(), start=1):
+        try:
+            yield PromptRuns.from_json(line)
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputError(f"{path}: line {number} is not a measurement ({error})") from None
+
+
+def _text(codec: TextCodec, answer: Recorded) -> str:
+    tokens = list(answer.generation.token_ids)
+    stopped = answer.generation.stop_reason == STOP_TOKEN
+    return codec.decode(tokens[:-1] if stopped else tokens)
+
+
+def _keys(prompts: PromptSet) -> str:
+    """A hash of all prompts in their order."""
+    return Prompt(tuple(prompt.key for prompt in prompts.prompts)).key

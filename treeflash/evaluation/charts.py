@@ -1,0 +1,142 @@
+"""Pictures for reports, as SVG."""
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from treeflash.evaluation.summary import ArmSummary
+
+Summaries = Mapping[str, Sequence[ArmSummary]]
+
+_HEIGHT, _WIDTH, _LEGEND = 3.2, 4.6, 0.9
+
+
+def efficiency_and_speed(summaries: Summaries) -> str:
+    """Block efficiency, and speedup with its interval, by prompt set and arm.
+
+    Args:
+        summaries: From `summarise`.
+
+    Returns:
+        An SVG element.
+    """
+
+    def draw(axes: Any) -> None:
+        left, right = axes
+        names, arms = list(summaries), _arms(summaries)
+        for place, arm in enumerate(arms):
+            found = [next((row for row in summaries[name] if row.arm == arm), None) for name in names]
+            width = 0.8 / len(arms)
+            at = [index - 0.4 + (place + 0.5) * width for index in range(len(names))]
+            shown = [(x, row) for x, row in zip(at, found, strict=True) if row is not None]
+            xs = [x for x, _ in shown]
+            left.bar(xs, [row.block_efficiency for _, row in shown], width, label=arm)
+            speeds = [row.speedup for _, row in shown]
+            below = [max(0.0, row.speedup - row.speedup_low) for _, row in shown]
+            above = [max(0.0, row.speedup_high - row.speedup) for _, row in shown]
+            right.bar(xs, speeds, width, yerr=[below, above], capsize=2)
+        right.axhline(1.0, color="0.3", linewidth=0.8)
+        for axis, title in (
+            (left, "Block efficiency, tokens a step"),
+            (right, "Speedup over plain decoding"),
+        ):
+            axis.set(title=title, xticks=range(len(names)), xticklabels=names)
+
+    return _svg(1, 2, draw)
+
+
+def acceptance(rows: Sequence[ArmSummary]) -> str:
+    """How deep steps were accepted, and what trees looked like.
+
+    Args:
+        rows: Arms of one prompt set.
+
+    Returns:
+        An SVG element.
+    """
+
+    def draw(axes: Any) -> None:
+        left, right = axes
+        for row in rows:
+            left.plot(range(1, len(row.accepted) + 1), row.accepted, marker=".", label=row.arm)
+            right.plot(range(1, len(row.nodes) + 1), row.nodes, marker=".")
+        left.set(title="Steps accepted to a depth", xlabel="depth", ylim=(0, 1))
+        right.set(title="Nodes of an average tree", xlabel="depth")
+
+    return _svg(1, 2, draw)
+
+
+def ranks(rows: Sequence[ArmSummary]) -> str:
+    """How often the target chose a child, by depth and rank among its siblings.
+
+    Args:
+        rows: Arms of one prompt set; those without trees are left out.
+
+    Returns:
+        An SVG element; nothing without trees.
+    """
+    drawn = [row for row in rows if row.rank_rates]
+    if not drawn:
+        return ""
+
+    def draw(axes: Any) -> None:
+        for axis, row in zip(axes, drawn, strict=True):
+            most = max(sum(rate is not None for rate in rates) for rates in row.rank_rates)
+            for rank in range(min(most, 4)):
+                rates = [rates[rank] for rates in row.rank_rates]
+                axis.plot(range(1, len(rates) + 1), rates, marker=".", label=f"rank {rank + 1}")
+            axis.set(title=row.arm, xlabel="depth", ylim=(0, 1))
+            axis.legend(fontsize=7)
+
+    return _svg(1, len(drawn), draw, legend=False)
+
+
+def stages(rows: Sequence[ArmSummary]) -> str:
+    """What a step's time is made of.
+
+    Args:
+        rows: Arms of one prompt set.
+
+    Returns:
+        An SVG element.
+    """
+
+    def draw(axes: Any) -> None:
+        (axis,) = axes
+        # The arm with the most stages has them in the order of a step.
+        longest = sorted(rows, key=lambda row: -len(row.seconds))
+        names = list(dict.fromkeys(stage for row in longest for stage in row.seconds))
+        begin = [0.0] * len(rows)
+        for name in names:
+            spent = [1000 * row.seconds.get(name, 0.0) for row in rows]
+            axis.barh([row.arm for row in rows], spent, left=begin, label=name)
+            begin = [before + more for before, more in zip(begin, spent, strict=True)]
+        axis.set(title="An average step, by stage", xlabel="milliseconds")
+        axis.invert_yaxis()
+
+    return _svg(1, 1, draw)
+
+
+def _arms(summaries: Summaries) -> list[str]:
+    return list(dict.fromkeys(row.arm for rows in summaries.values() for row in rows))
+
+
+def _svg(down: int, across: int, draw: Callable[[Any], None], *, legend: bool = True) -> str:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure  # only for reports
+
+    # Text stays text, and the same figures give the same file.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "treeflash", "font.size": 9}):
+        size = (_WIDTH * across, _HEIGHT * down + (_LEGEND if legend else 0))
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(down, across, squeeze=False).flatten()
+        draw(axes)
+        for axis in axes:
+            axis.grid(alpha=0.25)
+            axis.set_axisbelow(True)
+        if legend:
+            figure.legend(loc="outside lower center", ncols=4, fontsize=8)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    drawn = text.getvalue()
+    return drawn[drawn.index("<svg") :]

@@ -1,0 +1,118 @@
+"""The prompt sets that papers measure on, worded as they word them, and files of one's own."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import torch
+
+from treeflash.errors import InputError, first_line, nearest
+from treeflash.prompts import Prompt, prompts_of, read_prompts
+
+
+def _as_it_is(text: str) -> str:
+    return text
+
+
+def _boxed(question: str) -> str:
+    return f"{question}\nReason step by step, and put the final answer in \\boxed{{}}."
+
+
+def _code(prompt: str) -> str:
+    return f"Write a solution to this problem that passes its tests.\n```python\n{prompt.rstrip()}\n```"
+
+
+@attrs.frozen
+class KnownSet:
+    """A public prompt set.
+
+    Attributes:
+        hub: Its name on the hub.
+        config: Which of its parts.
+        split: Which split of it.
+        word: What a user says, of what a row says.
+    """
+
+    hub: str
+    config: str | None
+    split: str
+    word: Callable[[str], str] = _as_it_is
+
+
+# Wording after the TreeFlash paper's appendix, in our own words where it quotes.
+KNOWN = {
+    "gsm8k": KnownSet("openai/gsm8k", "main", "test", _boxed),
+    "math500": KnownSet("HuggingFaceH4/MATH-500", None, "test", _boxed),
+    "humaneval": KnownSet("openai/openai_humaneval", None, "test", _code),
+    "mbpp": KnownSet("google-research-datasets/mbpp", "sanitized", "test"),
+    "mt-bench": KnownSet("HuggingFaceH4/mt_bench_prompts", None, "train"),
+}
+
+
+@attrs.frozen
+class PromptSet:
+    """Prompts to measure on.
+
+    Attributes:
+        name: What reports call it.
+        source: The file or hub name they are from.
+        prompts: What is said.
+    """
+
+    name: str
+    source: str
+    prompts: tuple[Prompt, ...]
+
+
+def open_set(place: str, *, limit: int | None, draw: int | None, reworded: bool = True) -> PromptSet:
+    """Reads a prompt set.
+
+    Args:
+        place: `NAME=FILE` or `NAME` for a set of `KNOWN`, from a file or from the hub; or any file of JSON
+            lines, as `read_prompts` reads them.
+        limit: Prompts to take; all when not given.
+        draw: Seed to draw them by; the first ones when not given.
+        reworded: Word those of a known set as papers do.
+
+    Returns:
+        The set.
+
+    Raises:
+        InputError: When there is no such set, or it has no prompts.
+    """
+    name, equals, file = place.partition("=")
+    path = Path(file if equals else place)
+    if equals and name not in KNOWN:
+        raise InputError(f"--prompts {place}: no set is called {name!r}{nearest(name, KNOWN)}")
+    known = KNOWN.get(name)
+    if known is not None and not equals:
+        source, prompts = known.hub, _from_hub(name, known)
+    elif equals or path.is_file():
+        source, prompts = str(path), read_prompts(path)
+    else:
+        hint = nearest(place, KNOWN)
+        raise InputError(f"--prompts {place}: expected a file or a known set, found neither{hint}")
+    if known is not None and reworded:
+        prompts = [Prompt(tuple(map(known.word, prompt.turns))) for prompt in prompts]
+    if draw is not None:
+        order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(draw)).tolist()
+        prompts = [prompts[index] for index in order]
+    return PromptSet(name if known is not None else path.stem, source, tuple(prompts[:limit]))
+
+
+def _from_hub(name: str, known: KnownSet) -> list[Prompt]:
+    try:
+        from datasets import load_dataset  # for sets that are not in a file
+    except ImportError:
+        raise InputError(
+            f"--prompts {name}: reading from the hub needs the package datasets (pip install "
+            f"'treeflash[eval]'); a file works without it: --prompts {name}=FILE"
+        ) from None
+    try:
+        rows = load_dataset(known.hub, known.config, split=known.split)
+    except Exception as error:  # of the hub, the network, the disk
+        raise InputError(
+            f"--prompts {name}: {known.hub} cannot be read from the hub ({first_line(error)}); a file works "
+            f"without it: --prompts {name}=FILE"
+        ) from None
+    return prompts_of({f"row {index}": row for index, row in enumerate(rows, start=1)}, known.hub)
