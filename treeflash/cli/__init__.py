@@ -9,6 +9,7 @@ from treeflash.cli.bench import bench
 from treeflash.cli.check import check
 from treeflash.cli.completion import completion
 from treeflash.cli.components import components
+from treeflash.cli.evaluate import evaluate
 from treeflash.cli.generate import generate
 from treeflash.cli.recipes import recipes
 from treeflash.cli.regenerate import regenerate
@@ -22,7 +23,7 @@ def commands() -> None:
     """Lossless tree speculative decoding from interchangeable parts."""
 
 
-for command in (bench, check, completion, components, generate, recipes, regenerate, train):
+for command in (bench, check, completion, components, evaluate, generate, recipes, regenerate, train):
     commands.add_command(command)
 
 

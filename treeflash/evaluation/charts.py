@@ -117,6 +117,60 @@ def stages(rows: Sequence[ArmSummary]) -> str:
     return _svg(1, 1, draw)
 
 
+def by_depth(curves: Mapping[str, Mapping[str, Any]], covers: Sequence[str]) -> str:
+    """Distances to the target and coverage, by depth.
+
+    Args:
+        curves: Summaries of depths, by what they are called.
+        covers: The k of the coverages shown.
+
+    Returns:
+        An SVG element.
+    """
+
+    def draw(axes: Any) -> None:
+        for name, curve in curves.items():
+            depths = range(1, len(curve["tvd"]) + 1)
+            errors = [max(pair) for pair in zip(curve["tvd_error"], _noise(curve), strict=True)]
+            axes[0].errorbar(depths, curve["tvd"], errors, marker=".", capsize=2, label=name)
+            for axis, most in zip(axes[1:], covers, strict=True):
+                axis.plot(depths, curve["coverage"][most], marker=".")
+        axes[0].set(title="Distance to the target (TVD)", xlabel="depth", ylim=(0, 1))
+        for axis, most in zip(axes[1:], covers, strict=True):
+            axis.set(title=f"Target's token among the top {most}", xlabel="depth", ylim=(0, 1))
+
+    return _svg(1, 1 + len(covers), draw)
+
+
+def by_budget(arms: Mapping[str, Mapping[str, Any]]) -> str:
+    """Simulated block efficiency by budget, and how sure drafts were against how right.
+
+    Args:
+        arms: Results of each.
+
+    Returns:
+        An SVG element.
+    """
+
+    def draw(axes: Any) -> None:
+        left, right = axes
+        for name, found in arms.items():
+            sizes = [int(size) for size in found["by_budget"]]
+            left.plot(sizes or [0], list(found["by_budget"].values()) or [None], marker=".", label=name)
+            bins = found["calibration"]["bins"]
+            right.plot([part["predicted"] for part in bins], [part["accepted"] for part in bins], marker=".")
+        right.plot([0, 1], [0, 1], color="0.3", linewidth=0.8)
+        left.set_xscale("log", base=2)
+        left.set(title="Block efficiency, simulated", xlabel="budget, draft nodes without the root")
+        right.set(title="Drafted nodes: predicted and accepted", xlabel="predicted weight", ylim=(0, 1))
+
+    return _svg(1, 2, draw)
+
+
+def _noise(curve: Mapping[str, Any]) -> Sequence[float]:
+    return curve.get("sampling_error") or [0.0] * len(curve["tvd"])
+
+
 def _arms(summaries: Summaries) -> list[str]:
     return list(dict.fromkeys(row.arm for rows in summaries.values() for row in rows))
 

@@ -73,6 +73,21 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
         raise
 
 
+def make_folder(folder: Path) -> None:
+    """Makes a folder if it is not there.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        InputError: When it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made ({error.strerror})") from None
+
+
 def begin(folder: Path, name: str, manifest: Mapping[str, Any]) -> None:
     """Begins a folder, or makes sure that one begun before was begun alike.
 
@@ -95,10 +110,7 @@ def begin(folder: Path, name: str, manifest: Mapping[str, Any]) -> None:
         if faults:
             raise InputError(bullet_list(f"{folder} was begun with other settings", faults))
         return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be made ({error.strerror})") from None
+    make_folder(folder)
     write_atomically(path, json.dumps(manifest, indent=1) + "\n")
 
 

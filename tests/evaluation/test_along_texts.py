@@ -1,0 +1,271 @@
+"""What is measured along texts: replays are real runs, distances are distances, the marginal is one."""
+
+import json
+
+import attrs
+import pytest
+import torch
+
+from treeflash.engine import Decoder, Emission
+from treeflash.errors import InputError
+from treeflash.evaluation.arms import open_arms
+from treeflash.evaluation.depths import COVERS, DepthMeasure, distributions
+from treeflash.evaluation.eval_report import page
+from treeflash.evaluation.evaluate import MARGINAL, EvalSettings, _anchors, curves, evaluate
+from treeflash.evaluation.marginal import true_marginal
+from treeflash.evaluation.replay import Replay
+from treeflash.evaluation.simulation import Calibration, Simulation
+from treeflash.evaluation.texts import Text, conditionals, read_texts
+from treeflash.plugins import Registry
+from treeflash.prompts import Prompt
+from treeflash.recipe import load
+from treeflash.statistics import StepRecord
+from treeflash.training.regeneration import RegenerationSettings, regenerate
+from treeflash.tree import TokenTree
+from treeflash.types import Limits
+
+ON_CPU = {"target": {"device": "cpu"}}
+PROMPTS = [b"Ana has 7 apples.", b"Ben has 3 plums. How", b"Cleo sees 9 pears."]
+
+
+@pytest.fixture(scope="module")
+def opened():
+    return open_arms(["tiny-ddtree", "tiny-treeflash", "tiny-dflash"], Registry.load(), ON_CPU)
+
+
+@pytest.fixture(scope="module")
+def target(opened):
+    return opened[0]
+
+
+def text_of(target, prompt, answer, layers=(0, 1, 2, 3)):
+    ids = torch.tensor([*prompt, *answer])
+    where = torch.arange(len(ids))
+    outputs = target.read(ids, where, where[:, None] >= where, layers).split(target.hidden_size, dim=-1)
+    return Text(ids, len(prompt), dict(zip(layers, outputs, strict=True)), {})
+
+
+@pytest.fixture
+def text(target):
+    prompt = [2, *PROMPTS[0]]
+    answer = Decoder(target).generate(prompt, max_new_tokens=50, stop_ids=()).token_ids
+    return text_of(target, prompt, answer)
+
+
+@pytest.fixture(scope="module")
+def data(target, tmp_path_factory):
+    """A data directory with sampled answers, some held out."""
+    folder = tmp_path_factory.mktemp("data")
+    prompts = [Prompt((prompt.decode(),)) for prompt in PROMPTS]
+    settings = RegenerationSettings(30, 0.7, 3, 0.2, 4)
+    regenerate(target, "tiny", prompts, folder, settings)
+    return folder
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("recipe", ["tiny-treeflash", "tiny-ddtree", "tiny-dflash", "tiny-plain"])
+@pytest.mark.parametrize("limit", [1, 2, 9, 40])
+def test_a_replay_takes_the_steps_of_the_real_run(recipe, temperature, limit):
+    decoder = load(recipe, target={"device": "cpu", "dtype": "float64"})
+    target, prompt = decoder.target, [2, *PROMPTS[1]]
+    settings = {"max_new_tokens": limit, "stop_ids": ()}
+    real = decoder.generate(prompt, temperature=temperature, seed=5, **settings)
+    text = text_of(target, prompt, real.token_ids)
+    replay = Replay(target, text.token_ids, text.states)
+    again = attrs.evolve(decoder, target=replay).generate(prompt, **settings)
+    assert list(again.token_ids) == list(real.token_ids)
+    timeless = [attrs.evolve(step, seconds={}) for step in real.statistics.steps]
+    assert [attrs.evolve(step, seconds={}) for step in again.statistics.steps] == timeless
+
+
+def test_a_simulation_counts_every_budget_and_leaves_the_decoder_as_it_was(opened, text):
+    target, arms = opened
+    decoder = arms[2].decoder
+    simulation = Simulation(decoder, (3, 15))
+    simulation.follow(target, text)
+    for budget in (3, 15):
+        other = attrs.evolve(decoder, selector=attrs.evolve(decoder.selector, budget=budget))
+        answer = other.generate(text.token_ids[: text.first], max_new_tokens=50, stop_ids=())
+        assert simulation.by_budget[budget].block_efficiency == answer.statistics.block_efficiency
+    assert simulation.own.block_efficiency == simulation.by_budget[15].block_efficiency
+    assert decoder.drafter._target is target
+
+
+def test_distances_and_coverage_by_hand():
+    measure = DepthMeasure(2)
+    true = torch.tensor([[0.5, 0.5, 0.0], [0.1, 0.2, 0.7]])
+    # Drafts over two of the three tokens: what the target gives the third is missing from them.
+    measure.add(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), true, torch.tensor([1, 2]))
+    measure.add(torch.tensor([[0.25, 0.75]]), true[:1], torch.tensor([1]))
+    found = measure.summary()
+    assert found["drafts"] == [2, 1]
+    assert found["tvd"] == pytest.approx([(0.0 + 0.25) / 2, 0.9])
+    assert found["tvd_error"] == pytest.approx([(0.125**2 / 2) ** 0.5, 0.0])
+    assert found["coverage"]["1"] == [pytest.approx(0.5), 0.0]
+    assert found["coverage"]["2"] == [1.0, 0.0]
+    assert set(found["coverage"]) == set(map(str, COVERS))
+
+
+@torch.inference_mode()
+def test_refined_distributions_are_given_the_true_previous_token(opened, text):
+    _, arms = opened
+    decoder, place = arms[2].decoder, text.first + 6
+    ids = text.token_ids
+    state = decoder.drafter.start(1, 200)
+    taps = torch.cat([text.states[layer][:place] for layer in decoder.drafter.tap_layers], dim=-1)[None]
+    decoder.drafter.extend(state, ids[None, :place], taps, torch.tensor([place]))
+    draft = decoder.drafter.propose(state, ids[None, place - 1 : place + 1], Limits(1, 7))
+    found = distributions(decoder, draft, ids[place - 1 : place + 8])
+    assert list(found) == ["backbone", "refined"]
+    for probabilities in found.values():
+        torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(7))
+    for depth in range(7):
+        previous = ids[None, None, place + depth : place + depth + 1]
+        best, log_probs = decoder.refiner.children(draft, torch.tensor([depth]), previous, 5)
+        torch.testing.assert_close(found["refined"][depth, best[0, 0]], log_probs[0, 0].exp())
+    assert list(distributions(arms[1].decoder, draft, ids[place - 1 : place + 8])) == ["backbone"]
+
+
+def test_conditionals_are_the_targets_own(target, text):
+    state = target.start(1, 100, ())
+    output = target.prefill(state, text.token_ids[None, :9])
+    expected = output.logits[0, 0].float().softmax(dim=-1)
+    torch.testing.assert_close(conditionals(target, text, torch.tensor([8]))[0], expected)
+
+
+def test_the_marginal_is_exact_at_depth_1_and_near_the_sum_over_all_tokens_at_depth_2(target):
+    # Who the text is about is not known yet.
+    prefix = torch.tensor([2])
+    found, apart = true_marginal(target, prefix, 3, 600, torch.Generator().manual_seed(0))
+
+    def behind(*tokens):
+        where = torch.arange(len(prefix) + len(tokens))
+        ids = torch.cat([prefix, torch.tensor(tokens, dtype=torch.int64)])
+        last = target.read(ids, where, where[:, None] >= where, (target.num_layers - 1,))[-1]
+        return target.finish(target.head(None, target.dtype)(last).float()).softmax(dim=-1)
+
+    first = behind()
+    torch.testing.assert_close(found[0], first)
+    assert float(apart[0]) == pytest.approx(0.0, abs=1e-6)
+    second = sum(first[token] * behind(token) for token in range(target.vocab_size))
+    distance = float(0.5 * (found[1] - second).abs().sum())
+    assert distance < 0.05
+    # What it is said to be off by is about what it is off by.
+    assert distance < 3 * float(apart[1])
+    torch.testing.assert_close(found.sum(dim=1), torch.ones(3))
+
+
+def test_paths_are_drawn_by_their_generator(target):
+    prefix = torch.tensor([2])
+
+    def draw(seed):
+        return true_marginal(target, prefix, 3, 4, torch.Generator().manual_seed(seed))[0]
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+
+
+def test_calibration_by_hand():
+    tree = TokenTree(
+        token_ids=torch.tensor([[5, 6, 7, 8]]),
+        parents=torch.tensor([[-1, 0, 1, 0]]),
+        depths=torch.tensor([[0, 1, 2, 1]]),
+        log_weights=torch.tensor([[1.0, 0.65, 0.35, 0.05]]).log(),
+        num_nodes=torch.tensor([4]),
+        max_depth=2,
+    )
+    record = StepRecord(3, 2, 1, 2)
+    calibration = Calibration()
+    calibration.see(Emission([6, 9], tree, [0, 1], record, None, 0.1))
+    # The end of a text cuts a path off: it says nothing about the draft.
+    calibration.see(Emission([6], tree, [0, 1, 2], record, "max_new_tokens", 0.1))
+    calibration.see(Emission([6], None, [], None, None, 0.1))
+    found = calibration.summary()
+    assert found["expected_accepted"] == pytest.approx(1.05)
+    assert found["accepted"] == 1.0
+    bins = [(part["nodes"], round(part["predicted"], 4), part["accepted"]) for part in found["bins"]]
+    assert bins == [(1, 0.05, 0.0), (1, 0.35, 0.0), (1, 0.65, 1.0)]
+
+
+def test_anchors_lie_in_the_answer(text):
+    places = _anchors(text, 5)
+    assert places[0] == text.first
+    assert places[-1] == len(text.token_ids) - 2
+    assert len(places) == 5
+    short = Text(text.token_ids[: text.first + 1], text.first, {}, {})
+    assert _anchors(short, 5) == []
+    assert _anchors(text, 0) == []
+
+
+def test_everything_along_a_data_directory(opened, data):
+    target, arms = opened
+    settings = EvalSettings(split=None, anchors=4, paths=4, budgets=(3, 9), real=3)
+    results = evaluate(target, arms, data, settings)
+    assert results["texts"] == 3
+    assert list(results["arms"]) == ["tiny-ddtree", "tiny-treeflash", "tiny-dflash"]
+    for found in results["arms"].values():
+        # In float32 the real run writes the same texts, and takes the same steps.
+        assert found["real"]["same_texts"] == 3
+        assert found["real"]["block_efficiency"] == pytest.approx(found["real"]["simulated"])
+        assert found["real"]["simulated"] == pytest.approx(found["block_efficiency"])
+    tree = results["arms"]["tiny-treeflash"]
+    assert list(tree["by_budget"]) == ["3", "9"]
+    assert tree["by_budget"]["3"] <= tree["by_budget"]["9"]
+    assert results["arms"]["tiny-dflash"]["by_budget"]
+    refined, backbone = tree["depths"]["refined"], tree["depths"]["backbone"]
+    assert sum(refined["tvd"]) < sum(backbone["tvd"])
+    # One backbone for all: shown once.
+    assert list(curves(results)) == ["tiny-ddtree: backbone", "tiny-treeflash: refined", MARGINAL]
+    assert results[MARGINAL]["tvd"][0] == pytest.approx(0.0, abs=1e-5)
+    text = page(json.loads(json.dumps(results)))
+    for expected in ("true marginal", "tiny-treeflash: refined", "<svg", "3 texts (all)"):
+        assert expected in text
+
+
+def test_held_out_answers_alone(opened, data):
+    target, _ = opened
+    everything = list(read_texts(data, target, (0,), split=None, limit=None))
+    held = list(read_texts(data, target, (0,), split="heldout", limit=None))
+    assert 0 < len(held) < len(everything) == 3
+    assert len(list(read_texts(data, target, (0,), split=None, limit=2))) == 2
+
+
+def test_answers_of_another_target_are_refused(opened, data, tmp_path):
+    target, _ = opened
+    manifest = json.loads((data / "dataset.json").read_text())
+    (tmp_path / "dataset.json").write_text(json.dumps({**manifest, "target": "0123456789abcdef"}))
+    with pytest.raises(InputError, match=r"expected answers of this target, \w{16}, found those of 0123"):
+        next(read_texts(tmp_path, target, (), split=None, limit=None))
+    (tmp_path / "dataset.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="expected answers in its part 'heldout' to measure along"):
+        next(read_texts(tmp_path, target, (), split="heldout", limit=None))
+    with pytest.raises(InputError, match="expected a folder made by treeflash regenerate"):
+        next(read_texts(tmp_path / "nowhere", target, (), split=None, limit=None))
+
+
+def test_the_command(command, data, tmp_path):
+    words = ["eval", "tiny-ddtree", "plain2=tiny-plain", "--data", data, "--split", "all", "--limit", 2]
+    words += ["--out", tmp_path / "out", "--budgets", "3,9", "--paths", 2, "--anchors", 2]
+    status, out, err = command(*words, "-o", "target.device=cpu")
+    assert (status, err) == (0, "")
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
+    results = json.loads((tmp_path / "out" / "eval.json").read_text())
+    found = results["arms"]["tiny-ddtree"]
+    sizes = [found["block_efficiency"], found["by_budget"]["3"], found["by_budget"]["9"]]
+    assert rows["tiny-ddtree"] == [f"{size:.2f}" for size in sizes]
+    assert rows["plain2"][0] == "1.00"
+    assert out.splitlines()[-1] == f"report: {tmp_path / 'out' / 'eval.html'}"
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["--budgets", "3,x"], "expected numbers of nodes like 15,63, found '3,x'"),
+        (["--paths", "3"], "--paths: expected an even number, found 3"),
+        (["--split", "held"], "is not one of 'heldout', 'train', 'all'"),
+    ],
+)
+def test_mistakes(words, fault, command, data, tmp_path):
+    status, _, err = command("eval", "tiny-ddtree", "--data", data, "--out", tmp_path / "out", *words)
+    assert (status, fault in err) == (2, True)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,101 @@
+"""An evaluation along texts as one page."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from treeflash.evaluation import charts
+from treeflash.evaluation.evaluate import MARGINAL, curves
+from treeflash.evaluation.page import document, table
+from treeflash.training.folders import write_atomically
+
+REPORT = "eval.html"
+_SHOWN_COVERS = ("1", "5")
+
+_NOTES = """
+<p>Distances are total variations between a draft's distribution of a position and the target's, given what
+it wrote before. The backbone knows the text up to the anchor alone; the refined distribution is given the
+true previous token as well; the true marginal is the best that can be said without it: the target's own
+distributions averaged over sampled paths. Bars are standard errors over drafts, or the sampling error where
+that is larger.</p>
+"""
+
+
+def write_page(folder: Path, results: Mapping[str, Any]) -> Path:
+    """Writes `eval.html`.
+
+    Args:
+        folder: Where it goes.
+        results: From `evaluate`.
+
+    Returns:
+        The page.
+
+    Raises:
+        InputError: When the disk does not take it.
+    """
+    write_atomically(folder / REPORT, page(results))
+    return folder / REPORT
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """Makes the page.
+
+    Args:
+        results: From `evaluate`.
+
+    Returns:
+        HTML.
+    """
+    settings, arms = results["settings"], results["arms"]
+    which = "all" if settings["split"] is None else settings["split"]
+    facts = f"{results['texts']} texts ({which}), {settings['anchors']} drafts compared in each"
+    if MARGINAL in results:
+        facts += f", {settings['paths']} paths for the true marginal"
+    parts = [charts.by_budget(arms), _steps(arms)]
+    measured = curves(dict(results))
+    if measured:
+        parts += ["<h2>By depth</h2>", _NOTES, charts.by_depth(measured, _SHOWN_COVERS)]
+        parts += [_distances(measured), _coverage(measured)]
+    return document("treeflash eval", facts, parts)
+
+
+def _steps(arms: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = []
+    for name, found in arms.items():
+        real, sure = found.get("real"), found["calibration"]
+        rows.append(
+            (
+                name,
+                "none" if found["budget"] is None else str(found["budget"]),
+                f"{found['block_efficiency']:.2f}",
+                f"{sure['expected_accepted']:.2f} / {sure['accepted']:.2f}",
+                "not run" if real is None else f"{real['block_efficiency']:.2f} / {real['simulated']:.2f}",
+            )
+        )
+    heads = ("arm", "budget", "block efficiency", "accepted: expected / found", "real / simulated")
+    return table(heads, rows)
+
+
+def _distances(measured: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = [(name, *(f"{value:.3f}" for value in found["tvd"])) for name, found in measured.items()]
+    return table(("TVD at depth", *_depths(measured)), _filled(rows))
+
+
+def _coverage(measured: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = [
+        (f"{name}, top {most}", *(f"{value:.2f}" for value in found["coverage"][most]))
+        for name, found in measured.items()
+        for most in _SHOWN_COVERS
+    ]
+    return table(("coverage at depth", *_depths(measured)), _filled(rows))
+
+
+def _depths(measured: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    deepest = max(len(found["tvd"]) for found in measured.values())
+    return [str(depth) for depth in range(1, deepest + 1)]
+
+
+def _filled(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    width = max(map(len, rows))
+    return [(*row, *[""] * (width - len(row))) for row in rows]
