@@ -26,6 +26,8 @@ _HOOKS: dict[str, tuple[str, type[Any]]] = {
 }
 # What a decoder is made of.
 KINDS = ("drafter", "builder", "refiner", "selector", "verifier")
+# The folder among recipes that holds studies.
+_STUDIES = "studies"
 # Distributions to load plugins of, by comma; with a minus sign, those to leave out. Unset loads all.
 CHOICE = "TREEFLASH_PLUGINS"
 
@@ -51,12 +53,14 @@ class Registry:
         components: For each of `KINDS`, "trainable" and "loss", classes by name.
         targets: Functions that return a model's folder, by name.
         recipes: Recipe files by name.
+        studies: Study files by name: those in folders called studies among the recipes.
         failures: Plugins that could not be loaded and why, by name.
     """
 
     components: Mapping[str, Mapping[str, Registered]]
     targets: Mapping[str, Registered]
     recipes: Mapping[str, Registered]
+    studies: Mapping[str, Registered]
     failures: Mapping[str, str]
 
     @classmethod
@@ -76,7 +80,8 @@ class Registry:
             kind: _named(manager, hook, _is_a(base), failures) for kind, (hook, base) in _HOOKS.items()
         }
         targets = _named(manager, "treeflash_targets", callable, failures)
-        return cls(components, targets, _recipes(manager, failures), failures)
+        recipes, studies = _recipes(manager, failures)
+        return cls(components, targets, recipes, studies, failures)
 
     def component(self, kind: str, name: str) -> type[Any]:
         """Finds a component class.
@@ -112,6 +117,21 @@ class Registry:
             UnknownNameError: When there is none.
         """
         found: Path = self._find(self.recipes, "recipe", name)
+        return found
+
+    def study(self, name: str) -> Path:
+        """Finds a study file by name.
+
+        Args:
+            name: The file's name without its ending.
+
+        Returns:
+            The file.
+
+        Raises:
+            UnknownNameError: When there is none.
+        """
+        found: Path = self._find(self.studies, "study", name)
         return found
 
     def _find(self, among: Mapping[str, Registered], kind: str, name: str) -> Any:
@@ -188,15 +208,20 @@ def _is_a(base: type[Any]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, type) and issubclass(value, base)
 
 
-def _recipes(manager: pluggy.PluginManager, failures: dict[str, str]) -> dict[str, Registered]:
-    merged: dict[str, Registered] = {}
+def _recipes(
+    manager: pluggy.PluginManager, failures: dict[str, str]
+) -> tuple[dict[str, Registered], dict[str, Registered]]:
+    """Recipe files and study files."""
+    recipes: dict[str, Registered] = {}
+    studies: dict[str, Registered] = {}
     for origin, folder in _answers(manager, "treeflash_recipes", failures):
         if not isinstance(folder, str | Path) or not Path(folder).is_dir():
             failures[origin] = f"treeflash_recipes: expected a folder, found {folder!r}"
             continue
         for file in sorted(Path(folder).rglob("*.toml")):
-            _add(merged, file.stem, Registered(file, origin), "treeflash_recipes")
-    return merged
+            found = studies if file.parent.name == _STUDIES else recipes
+            _add(found, file.stem, Registered(file, origin), "treeflash_recipes")
+    return recipes, studies
 
 
 def _add(merged: dict[str, Registered], name: str, item: Registered, hook: str) -> None:

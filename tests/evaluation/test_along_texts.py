@@ -8,7 +8,7 @@ import torch
 
 from treeflash.engine import Decoder, Emission
 from treeflash.errors import InputError
-from treeflash.evaluation.arms import open_arms
+from treeflash.evaluation.arms import ArmText, open_arms
 from treeflash.evaluation.depths import COVERS, DepthMeasure, distributions
 from treeflash.evaluation.eval_report import page
 from treeflash.evaluation.evaluate import MARGINAL, EvalSettings, _anchors, curves, evaluate
@@ -24,13 +24,14 @@ from treeflash.training.regeneration import RegenerationSettings, regenerate
 from treeflash.tree import TokenTree
 from treeflash.types import Limits
 
+ARMS = ["tiny-ddtree", "tiny-treeflash", "tiny-dflash"]
 ON_CPU = {"target": {"device": "cpu"}}
 PROMPTS = [b"Ana has 7 apples.", b"Ben has 3 plums. How", b"Cleo sees 9 pears."]
 
 
 @pytest.fixture(scope="module")
 def opened():
-    return open_arms(["tiny-ddtree", "tiny-treeflash", "tiny-dflash"], Registry.load(), ON_CPU)
+    return open_arms([ArmText(name, name, {}) for name in ARMS], Registry.load(), ON_CPU)
 
 
 @pytest.fixture(scope="module")

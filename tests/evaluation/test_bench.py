@@ -17,6 +17,7 @@ from treeflash.plugins import Registry
 from treeflash.prompts import Prompt
 from treeflash.testing.careless import Careless
 
+ARMS = ["tiny-ddtree", "tree=tiny-treeflash,selector.budget=7"]
 ON_CPU = {"target": {"device": "cpu"}}
 ROWS = [
     {"prompt": "Ana has 7 apples."},
@@ -28,7 +29,7 @@ SET = PromptSet("small", "here", tuple(Prompt(tuple(row.get("turns", [row.get("p
 
 @pytest.fixture(scope="module")
 def opened():
-    return open_arms(["tiny-ddtree", "tree=tiny-treeflash,selector.budget=7"], Registry.load(), ON_CPU)
+    return open_arms(list(map(ArmText.parse, ARMS)), Registry.load(), ON_CPU)
 
 
 @pytest.fixture
@@ -222,4 +223,4 @@ def test_arms(text, name, recipe, overrides):
 )
 def test_arms_that_cannot_be_compared(arms, kind, fault):
     with pytest.raises(kind, match=fault):
-        open_arms(arms, Registry.load(), ON_CPU)
+        open_arms([ArmText.parse(arm) for arm in arms], Registry.load(), ON_CPU)

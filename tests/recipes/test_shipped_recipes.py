@@ -13,11 +13,14 @@ from treeflash.components.verifiers.sdpa_tree import SdpaTree
 from treeflash.errors import RecipeError
 from treeflash.plugins import Registry
 from treeflash.recipe import Recipe
-from treeflash.recipe_tables import find
+from treeflash.recipe_tables import find, open_tables
 from treeflash.training.training_recipe import TrainingRecipe
 
-FILES = {path.stem: path for path in sorted(treeflash_recipes().rglob("*.toml"))}
-TRAINING = [name for name, path in FILES.items() if "[train]" in path.read_text(encoding="utf-8")]
+REGISTRY = Registry.load()
+FILES = {
+    path.stem: path for path in sorted(treeflash_recipes().rglob("*.toml")) if path.parent.name != "studies"
+}
+TRAINING = [name for name in FILES if "train" in open_tables(name, REGISTRY, None)[1]]
 SHIPPED = [name for name in FILES if name not in TRAINING]
 TINY = ["tiny-plain", "tiny-dflash", "tiny-ddtree", "tiny-treeflash"]
 

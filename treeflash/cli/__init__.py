@@ -13,6 +13,7 @@ from treeflash.cli.evaluate import evaluate
 from treeflash.cli.generate import generate
 from treeflash.cli.recipes import recipes
 from treeflash.cli.regenerate import regenerate
+from treeflash.cli.study import study
 from treeflash.cli.train import train
 from treeflash.errors import TreeflashError
 
@@ -23,7 +24,7 @@ def commands() -> None:
     """Lossless tree speculative decoding from interchangeable parts."""
 
 
-for command in (bench, check, completion, components, evaluate, generate, recipes, regenerate, train):
+for command in (bench, check, completion, components, evaluate, generate, recipes, regenerate, study, train):
     commands.add_command(command)
 
 

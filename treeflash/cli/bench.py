@@ -59,7 +59,7 @@ def bench(
         import matplotlib  # noqa: F401  # before hours of measuring, not behind them
     except ImportError:
         raise InputError("reports need more packages: pip install 'treeflash[eval]'") from None
-    from treeflash.evaluation.arms import open_arms
+    from treeflash.evaluation.arms import ArmText, open_arms
     from treeflash.evaluation.bench import MANIFEST, Bench, BenchSettings
     from treeflash.evaluation.prompt_sets import open_set
     from treeflash.evaluation.report import write_report
@@ -70,7 +70,9 @@ def bench(
     names = [prompts.name for prompts in sets]
     if len(set(names)) < len(names):
         raise InputError(f"--prompts: expected sets of different names, found {', '.join(names)}")
-    target, opened = open_arms(arms, Registry.load(), laid_over(overrides, dtype))
+    target, opened = open_arms(
+        [ArmText.parse(arm) for arm in arms], Registry.load(), laid_over(overrides, dtype)
+    )
     settings = BenchSettings(max_new_tokens, temperature, seed, time_stages)
     with progress_bar() as bar:
         task = bar.add_task("prompts", total=None, figures="")

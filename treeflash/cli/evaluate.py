@@ -82,7 +82,7 @@ def evaluate(
         import matplotlib  # noqa: F401  # before an hour of measuring, not behind it
     except ImportError:
         raise InputError("reports need more packages: pip install 'treeflash[eval]'") from None
-    from treeflash.evaluation.arms import open_arms
+    from treeflash.evaluation.arms import ArmText, open_arms
     from treeflash.evaluation.eval_report import write_page
     from treeflash.evaluation.evaluate import EvalSettings, write_results
     from treeflash.evaluation.evaluate import evaluate as measure
@@ -90,7 +90,9 @@ def evaluate(
 
     if paths % 2:
         raise InputError(f"--paths: expected an even number, found {paths}")
-    target, opened = open_arms(arms, Registry.load(), laid_over(overrides, dtype))
+    target, opened = open_arms(
+        [ArmText.parse(arm) for arm in arms], Registry.load(), laid_over(overrides, dtype)
+    )
     parts = {"heldout": "heldout", "train": "train", "all": None}
     settings = EvalSettings(parts[split], limit, anchors, paths, budgets, real, seed)  # type: ignore[arg-type]
     with progress_bar() as bar:

@@ -1,6 +1,6 @@
 """Options that several commands share."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
@@ -24,8 +24,21 @@ def complete_recipe(
     """Names of recipes that begin with what is typed so far; files when none does."""
     from treeflash.plugins import Registry  # while completing alone
 
-    names = sorted(name for name in Registry.load().recipes if name.startswith(incomplete))
-    return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
+    return _completed(Registry.load().recipes, incomplete)
+
+
+def complete_study(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Names of studies that begin with what is typed so far; files when none does."""
+    from treeflash.plugins import Registry  # while completing alone
+
+    return _completed(Registry.load().studies, incomplete)
+
+
+def _completed(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    fitting = sorted(name for name in names if name.startswith(incomplete))
+    return [CompletionItem(name) for name in fitting] or [CompletionItem(incomplete, type="file")]
 
 
 recipe_argument = click.argument("recipe", shell_complete=complete_recipe)

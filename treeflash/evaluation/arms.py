@@ -68,12 +68,12 @@ class ArmText:
 
 
 def open_arms(
-    texts: Sequence[str], registry: Registry, overrides: Mapping[str, Any]
+    asked: Sequence[ArmText], registry: Registry, overrides: Mapping[str, Any]
 ) -> tuple[HuggingFaceTarget, list[Arm]]:
     """Loads one target and builds all arms on it, plain decoding first.
 
     Args:
-        texts: The arms.
+        asked: The arms.
         registry: What is installed.
         overrides: What is laid over all recipes; an arm's own go before it.
 
@@ -83,7 +83,6 @@ def open_arms(
     Raises:
         TreeflashError: When a recipe is at fault, two arms have one name, or their targets differ.
     """
-    asked = [ArmText.parse(text) for text in texts]
     names = [PLAIN, *(arm.name for arm in asked)]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -104,6 +103,24 @@ def open_arms(
     for arm, recipe in zip(asked, recipes, strict=True):
         arms.append(Arm(arm.name, recipe, recipe.build(registry, target)))
     return target, arms
+
+
+def parts_of(arms: Sequence[Arm]) -> dict[str, dict[str, dict[str, Any]]]:
+    """What each arm is made of, as JSON has it.
+
+    Args:
+        arms: The arms.
+
+    Returns:
+        By arm and kind, the component and its options; nothing for plain decoding.
+    """
+    return {
+        arm.name: {
+            kind: {"use": part.use, **attrs.asdict(part.options)}
+            for kind, part in (arm.recipe.parts if arm.recipe is not None else {}).items()
+        }
+        for arm in arms
+    }
 
 
 def _spelled(recipe: Recipe) -> str:

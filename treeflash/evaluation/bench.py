@@ -11,7 +11,7 @@ import attrs
 from treeflash.engine.audit import Recorded, compare, recorded
 from treeflash.engine.stopping import STOP_TOKEN
 from treeflash.errors import InputError
-from treeflash.evaluation.arms import PLAIN, Arm
+from treeflash.evaluation.arms import PLAIN, Arm, parts_of
 from treeflash.evaluation.counts import Run, TreeCounts
 from treeflash.evaluation.memory import peak, reset_peak
 from treeflash.evaluation.prompt_sets import PromptSet
@@ -172,13 +172,7 @@ class Bench:
                 "dtype": str(self.target.dtype).removeprefix("torch."),
                 "device": str(self.target.device),
             },
-            "arms": {
-                arm.name: {
-                    kind: {"use": part.use, **attrs.asdict(part.options)}
-                    for kind, part in (arm.recipe.parts if arm.recipe is not None else {}).items()
-                }
-                for arm in self.arms
-            },
+            "arms": parts_of(self.arms),
             "sets": {
                 prompts.name: {"prompts": len(prompts.prompts), "keys": _keys(prompts)}
                 for prompts in self.sets

@@ -47,17 +47,39 @@ def page(results: Mapping[str, Any]) -> str:
     Returns:
         HTML.
     """
-    settings, arms = results["settings"], results["arms"]
+    return document("treeflash eval", facts(results), sections(results))
+
+
+def facts(results: Mapping[str, Any]) -> str:
+    """How an evaluation was made, in a line.
+
+    Args:
+        results: From `evaluate`.
+    """
+    settings = results["settings"]
     which = "all" if settings["split"] is None else settings["split"]
-    facts = f"{results['texts']} texts ({which}), {settings['anchors']} drafts compared in each"
+    said = f"{results['texts']} texts ({which}), {settings['anchors']} drafts compared in each"
     if MARGINAL in results:
-        facts += f", {settings['paths']} paths for the true marginal"
+        said += f", {settings['paths']} paths for the true marginal"
+    return said
+
+
+def sections(results: Mapping[str, Any]) -> list[str]:
+    """What the page holds.
+
+    Args:
+        results: From `evaluate`.
+
+    Returns:
+        HTML, one below the other.
+    """
+    arms = results["arms"]
     parts = [charts.by_budget(arms), _steps(arms)]
     measured = curves(dict(results))
     if measured:
         parts += ["<h2>By depth</h2>", _NOTES, charts.by_depth(measured, _SHOWN_COVERS)]
         parts += [_distances(measured), _coverage(measured)]
-    return document("treeflash eval", facts, parts)
+    return parts
 
 
 def _steps(arms: Mapping[str, Mapping[str, Any]]) -> str:

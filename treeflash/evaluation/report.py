@@ -53,11 +53,32 @@ def page(summaries: Mapping[str, Sequence[ArmSummary]], manifest: Mapping[str, A
     Returns:
         HTML.
     """
+    return document("treeflash bench", facts(manifest), sections(summaries, manifest))
+
+
+def facts(manifest: Mapping[str, Any]) -> str:
+    """How a measurement was made, in a line.
+
+    Args:
+        manifest: What was measured.
+    """
     settings, target = manifest["settings"], manifest["target"]
-    facts = (
+    return (
         f"{target['dtype']} on {target['device']}, temperature {settings['temperature']}, up to "
         f"{settings['max_new_tokens']} new tokens, seed {settings['seed']}"
     )
+
+
+def sections(summaries: Mapping[str, Sequence[ArmSummary]], manifest: Mapping[str, Any]) -> list[str]:
+    """What the page holds.
+
+    Args:
+        summaries: From `summarise`.
+        manifest: What was measured.
+
+    Returns:
+        HTML, one below the other.
+    """
     parts = [charts.efficiency_and_speed(summaries), f"<p>{_NOTES}</p>"]
     for name, rows in summaries.items():
         prompts = rows[0].prompts
@@ -69,8 +90,7 @@ def page(summaries: Mapping[str, Sequence[ArmSummary]], manifest: Mapping[str, A
             charts.ranks(rows),
             charts.stages(rows),
         ]
-    parts += ["<h2>Arms</h2>", _arms(manifest["arms"])]
-    return document("treeflash bench", facts, parts)
+    return [*parts, "<h2>Arms</h2>", _arms(manifest["arms"])]
 
 
 def _results(rows: Sequence[ArmSummary]) -> str:

@@ -1,0 +1,207 @@
+"""Studies: the plan is checked before anything runs, and what is there is gone on with."""
+
+import json
+import shutil
+import tomllib
+
+import pytest
+
+from treeflash.errors import InputError, RecipeError, UnknownNameError
+from treeflash.evaluation.study import Study
+from treeflash.evaluation.study_plan import StudyPlan
+from treeflash.plugins import Registry
+
+SMALL = """
+title = "A < B"
+[target]
+device = "cpu"
+[answers]
+recipe = "tiny-plain"
+prompts = ["toy.jsonl"]
+max_new_tokens = 20
+heldout = 0.4
+[trained.backbone]
+recipe = "tiny-train"
+set = ["train.steps=2", "refiner.use=none", "drafter.layers=1", "data.batch_size=2"]
+states = "all"
+[trained.refiner]
+recipe = "tiny-train-refiner"
+set = ["train.steps=2", "data.batch_size=2"]
+start = "backbone"
+states = "all"
+[arms.ngram]
+recipe = "tiny-ddtree"
+set = ["selector.budget=5"]
+[arms.chain]
+trained = "backbone"
+set = ["builder.use=marginal", "selector.use=chain"]
+[arms.tree]
+trained = "refiner"
+set = ["builder.use=top-m", "selector.budget=5"]
+[bench]
+prompts = ["toy.jsonl"]
+limit = 1
+max_new_tokens = 8
+temperatures = [0.0, 1.0]
+arms = ["chain", "tree"]
+[eval]
+limit = 1
+anchors = 2
+paths = 2
+budgets = [3]
+"""
+
+
+@pytest.fixture(scope="module")
+def registry():
+    return Registry.load()
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text):
+        path = tmp_path / "mine.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    rows = [{"prompt": f"{name} has {count} apples."} for name in ("Ana", "Ben", "Cleo") for count in (3, 5)]
+    (folder / "toy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_from_prompts_to_a_report_and_again(write, inputs, registry, tmp_path):
+    plan, out, said = StudyPlan.load(write(SMALL), registry), tmp_path / "out", []
+    page = Study(plan, registry, inputs, out, said.append).run()
+    text = page.read_text()
+    assert "<title>A &lt; B</title>" in text
+    for expected in ("Trainings", "temperature 0<", "temperature 1<", "Along answers to toy", "backbone"):
+        assert expected in text
+    begins = [line for line in said if line.split()[0] in ("answers", "training", "bench", "along")]
+    assert [line.split()[0] for line in begins] == ["answers", *["training"] * 2, *["bench"] * 2, "along"]
+    # One folder of states for both trainings.
+    assert {path.name for path in (out / "states").iterdir()} == {"all"}
+    assert not (out / "trained" / "refiner" / "states").exists()
+    record = json.loads((out / "trained" / "refiner" / "drafter" / "training.json").read_text())
+    assert record["recipe"]["drafter"]["checkpoint"] == str(out / "trained" / "backbone" / "drafter")
+    bench = json.loads((out / "bench-1" / "bench.json").read_text())
+    assert list(bench["arms"]) == ["plain", "chain", "tree"]
+    assert bench["settings"]["temperature"] == 1.0
+    measured = json.loads((out / "eval" / "toy" / "eval.json").read_text())
+    assert list(measured["arms"]) == ["ngram", "chain", "tree"]
+    # Again: everything is there, and the report is the same.
+    runs = (out / "bench-0" / "runs.jsonl").read_bytes()
+    assert Study(plan, registry, inputs, out).run().read_text() == text
+    assert (out / "bench-0" / "runs.jsonl").read_bytes() == runs
+
+
+def test_another_plan_in_the_same_folder_is_refused(write, inputs, registry, tmp_path):
+    head, middle = SMALL[: SMALL.index("[trained.backbone]")], SMALL[SMALL.index("[arms.ngram]") :]
+    arm, rest = middle[: middle.index("[arms.chain]")], SMALL[SMALL.index("[eval]") :]
+    text = head + arm + rest
+    Study(StudyPlan.load(write(text), registry), registry, inputs, tmp_path / "out").run()
+    plan = StudyPlan.load(write(text.replace("anchors = 2", "anchors = 1")), registry)
+    with pytest.raises(InputError, match=r"settings\.anchors: expected 2 as before, found 1"):
+        Study(plan, registry, inputs, tmp_path / "out").run()
+
+
+@pytest.mark.parametrize("name", sorted(Registry.load().studies))
+def test_shipped_studies_are_right(name, registry, write):
+    path = registry.study(name)
+    names = {table["recipe"] for table in tomllib.loads(path.read_text())["trained"].values()}
+    if names - set(registry.recipes):
+        pytest.skip("a plugin that it needs is not installed")
+    StudyPlan.load(path, registry)
+
+
+def changed(*changes):
+    text = SMALL
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after, 1)
+    return text
+
+
+FAULTS = {
+    "no TOML": ("[answers", ["not valid TOML"]),
+    "misspelled table": (changed(("[bench]", "[banch]")), ["unknown table [banch]; did you mean 'bench'"]),
+    "misspelled key": (
+        changed(("limit = 1", "limt = 1")),
+        ["bench.limt: unknown key; did you mean 'limit'"],
+    ),
+    "wrong type": (changed(("heldout = 0.4", "heldout = 'x'")), ["answers.heldout: expected a number"]),
+    "no table": (
+        changed(("[arms.ngram]", "[arms]\nx = 3\n[arms.ngram]")),
+        ["arms.x: expected a table, found 3"],
+    ),
+    "no such recipe": (
+        changed(('recipe = "tiny-train"', 'recipe = "tiny-tran"')),
+        ["trained.backbone.recipe: no recipe is called 'tiny-tran'; did you mean 'tiny-train'"],
+    ),
+    "no such training": (
+        changed(('trained = "refiner"', 'trained = "refinr"')),
+        ["arms.tree.trained: no training is called 'refinr'; did you mean 'refiner'"],
+    ),
+    "a start that comes later": (
+        changed(('start = "backbone"', 'start = "refiner"')),
+        ["trained.refiner.start: no training before it is 'refiner' (known: backbone)"],
+    ),
+    "both": (
+        changed(('trained = "backbone"', 'trained = "backbone"\nrecipe = "tiny-plain"')),
+        ["arms.chain: expected recipe or trained, found both"],
+    ),
+    "neither": (
+        changed(('trained = "backbone"', "")),
+        ["arms.chain: expected recipe or trained, found neither"],
+    ),
+    "no such arm": (
+        changed(('arms = ["chain", "tree"]', 'arms = ["chain", "tee"]')),
+        ["bench.arms: no arm is called 'tee'; did you mean 'tree'"],
+    ),
+    "overrides": (
+        changed(('"selector.budget=5"', '"budget=5"')),
+        ["arms.ngram.set: overrides: expected table.key=value, found 'budget=5'"],
+    ),
+    "nothing": ("", ["[arms]: expected something", "[bench] or [eval], found neither", "2 faults"]),
+    "no answers": (
+        "[arms.x]\nrecipe = 'tiny-plain'\n[eval]",
+        ["[answers]: expected a table, because drafters learn from answers"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_fault(case, write, registry):
+    text, parts = FAULTS[case]
+    path = write(text)
+    with pytest.raises(RecipeError) as error:
+        StudyPlan.load(path, registry)
+    message = str(error.value)
+    assert message.startswith(f"{path}: ")
+    for part in parts:
+        assert part in message
+
+
+def test_the_command(command, write, inputs, tmp_path):
+    text = "[target]\ndevice = 'cpu'\n[arms.x]\nrecipe = 'tiny-ddtree'\n"
+    text += "[bench]\nprompts = ['toy.jsonl']\nlimit = 1"
+    words = ["--prompts", inputs, "--out", tmp_path / "out"]
+    status, out, _ = command("study", write(text + "\nmax_new_tokens = 6"), *words)
+    assert (status, out.splitlines()[-1]) == (0, f"report: {tmp_path / 'out' / 'report.html'}")
+    shutil.rmtree(tmp_path / "out")
+    status, _, err = command("study", "papr", *words)
+    assert (status, "no study is called 'papr'; did you mean 'paper'?" in err) == (2, True)
+    status, _, err = command("study", tmp_path / "none.toml", *words)
+    assert (status, "none.toml: cannot be read" in err) == (2, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_studies_are_no_recipes(registry):
+    assert "paper" not in registry.recipes
+    with pytest.raises(UnknownNameError):
+        registry.recipe("tiny")

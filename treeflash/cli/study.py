@@ -1,0 +1,45 @@
+"""`treeflash study`: answers, trainings and measurements, from one file to one report."""
+
+from pathlib import Path
+
+import click
+
+from treeflash.cli.options import complete_study, progress_bar
+from treeflash.errors import TrainingError
+from treeflash.plugins import Registry
+
+
+@click.command(short_help="Train what is missing, measure everything, write one report.")
+@click.argument("study", shell_complete=complete_study)
+@click.option(
+    "--prompts",
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of the prompt files that the study names.",
+)
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for everything it makes.")
+def study(study: str, prompts: Path, out: Path) -> None:
+    """Run STUDY, the name of a study or the path of one.
+
+    It lets the target answer prompts, trains drafters on the answers, and measures arms side by side and
+    along the answers held out. Whatever is there already is gone on with; OUT/report.html has everything.
+    """
+    try:
+        from treeflash.evaluation.study import Study
+        from treeflash.evaluation.study_plan import StudyPlan
+    except ImportError as error:
+        raise TrainingError(f"studies need more packages ({error}): pip install 'treeflash[eval]'") from None
+
+    registry = Registry.load()
+    plan = StudyPlan.load(Path(study) if study.endswith(".toml") else registry.study(study), registry)
+    with progress_bar() as bar:
+        task = bar.add_task("study", total=None, figures="")
+
+        def say(sentence: str) -> None:
+            bar.console.print(sentence, soft_wrap=True)
+
+        def on_progress(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        page = Study(plan, registry, prompts, out, say, on_progress).run()
+    click.echo(f"report: {page}")

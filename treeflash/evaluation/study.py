@@ -1,0 +1,210 @@
+"""A study from its plan to one report: answers, trainings, measurements, each gone on with if it is there."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from treeflash.errors import InputError, blamed_on
+from treeflash.evaluation import eval_report, report
+from treeflash.evaluation.arms import Arm, ArmText, open_arms, parts_of
+from treeflash.evaluation.bench import MANIFEST as BENCH
+from treeflash.evaluation.bench import Bench, BenchSettings
+from treeflash.evaluation.evaluate import RESULTS, EvalSettings, evaluate, write_results
+from treeflash.evaluation.page import document, table
+from treeflash.evaluation.prompt_sets import KNOWN, open_set
+from treeflash.evaluation.study_plan import AnswersPlan, BenchPlan, EvalPlan, StudyPlan, TrainingPlan
+from treeflash.evaluation.summary import summarise
+from treeflash.plugins import Registry
+from treeflash.prompts import read_prompts
+from treeflash.recipe import Recipe
+from treeflash.recipe_tables import merge, parse_overrides
+from treeflash.target import HuggingFaceTarget
+from treeflash.training import session
+from treeflash.training.folders import begin, make_folder, read_manifest, write_atomically
+from treeflash.training.regeneration import RegenerationSettings, regenerate
+from treeflash.training.shipping import RECORD
+from treeflash.training.training_recipe import TrainingRecipe
+
+REPORT = "report.html"
+MANIFEST = "measured.json"
+
+
+@attrs.define(eq=False)
+class Study:
+    """A study that runs.
+
+    Attributes:
+        plan: What it does.
+        registry: What is installed.
+        inputs: Folder of the prompt files.
+        out: Folder of everything it makes.
+        say: Called with a sentence as each part begins.
+        on_progress: Called with what is counted, how many are done and how many there are.
+    """
+
+    plan: StudyPlan
+    registry: Registry
+    inputs: Path
+    out: Path
+    say: Callable[[str], None] = lambda sentence: None
+    on_progress: Callable[[str, int, int], None] = lambda what, done, total: None
+
+    def run(self) -> Path:
+        """Makes what is missing, measures, and writes the report.
+
+        Returns:
+            The report.
+
+        Raises:
+            TreeflashError: When a part of it cannot be done; what was done before is kept.
+        """
+        make_folder(self.out)
+        plan, parts = self.plan, list[str]()
+        folders = [] if plan.answers is None else self._answers(plan.answers)
+        records = {name: self._train(name, training, folders) for name, training in plan.trained.items()}
+        if records:
+            parts += ["<h2>Trainings</h2>", _trainings(records)]
+        target, arms = self._arms()
+        if plan.bench is not None:
+            for temperature in plan.bench.temperatures:
+                parts += self._bench(plan.bench, temperature, target, arms)
+        if plan.eval is not None:
+            for folder in folders:
+                parts += self._eval(plan.eval, target, arms, folder)
+        write_atomically(self.out / REPORT, document(plan.title, str(plan.path.name), parts))
+        return self.out / REPORT
+
+    def _answers(self, plan: AnswersPlan) -> list[Path]:
+        """The target's answers to each file of prompts."""
+        checked = Recipe.load(plan.recipe, self.registry, {"target": self.plan.target})
+        folders, target = [], None
+        for name in plan.prompts:
+            folder = self.out / "answers" / Path(name).stem
+            folders.append(folder)
+            read = read_prompts(self.inputs / name, plan.limit)
+            self.say(f"answers to {len(read)} prompts of {name}")
+            with blamed_on(checked.path):
+                target = checked.load_target(self.registry) if target is None else target
+            if not isinstance(target, HuggingFaceTarget):
+                raise InputError(f"expected a Hugging Face model to study, found {type(target).__name__}")
+            settings = RegenerationSettings(
+                max_new_tokens=plan.max_new_tokens, temperature=plan.temperature, heldout=plan.heldout
+            )
+            regenerate(
+                target,
+                checked.target.model,
+                read,
+                folder,
+                settings,
+                lambda progress: self.on_progress("answers", progress.rows, progress.total_rows),
+            )
+        return folders
+
+    def _train(self, name: str, plan: TrainingPlan, folders: list[Path]) -> dict[str, Any]:
+        """Trains a drafter, to the end of what an earlier run left; returns its record."""
+        tables = merge({"target": dict(self.plan.target)}, parse_overrides(plan.set))
+        if plan.states is not None:
+            tables = merge(tables, {"data": {"states_folder": str(self.out / "states" / plan.states)}})
+        if plan.start is not None:
+            tables = merge(tables, {"drafter": {"checkpoint": str(self._drafter(plan.start))}})
+        recipe = TrainingRecipe.load(plan.recipe, self.registry, tables)
+        self.say(f"training {name}")
+        listener = session.Listener(
+            say=self.say,
+            on_states=lambda done, total: self.on_progress("states", done, total),
+            on_progress=lambda progress: self.on_progress("training", progress.step, progress.steps),
+        )
+        session.train(recipe, self.registry, folders, self.out / "trained" / name, listener)
+        record: dict[str, Any] = json.loads((self._drafter(name) / RECORD).read_text(encoding="utf-8"))
+        return record
+
+    def _drafter(self, name: str) -> Path:
+        return (self.out / "trained" / name / "drafter").resolve()
+
+    def _arms(self) -> tuple[HuggingFaceTarget, list[Arm]]:
+        asked = []
+        for name, plan in self.plan.arms.items():
+            trained = plan.trained
+            recipe = str(self._drafter(trained) / "recipe.toml") if trained is not None else str(plan.recipe)
+            asked.append(ArmText(name, recipe, parse_overrides(plan.set)))
+        return open_arms(asked, self.registry, {"target": self.plan.target})
+
+    def _bench(
+        self, plan: BenchPlan, temperature: float, target: HuggingFaceTarget, arms: list[Arm]
+    ) -> list[str]:
+        sets = [open_set(self._placed(place), limit=plan.limit, draw=plan.draw) for place in plan.prompts]
+        self.say(f"bench at temperature {temperature:g}")
+        folder = self.out / f"bench-{temperature:g}"
+        measured = Bench(
+            target,
+            _chosen(arms, plan.arms),
+            sets,
+            BenchSettings(plan.max_new_tokens, temperature),
+            folder,
+            lambda done, total: self.on_progress("prompts", done, total),
+        ).run()
+        manifest = read_manifest(folder, BENCH, "a folder of a bench")
+        summaries = summarise(measured)
+        report.write_report(folder, summaries, manifest)
+        head = (
+            f"<h1>Side by side, temperature {temperature:g}</h1><p class=facts>{report.facts(manifest)}</p>"
+        )
+        return [head, *report.sections(summaries, manifest)]
+
+    def _eval(self, plan: EvalPlan, target: HuggingFaceTarget, arms: list[Arm], answers: Path) -> list[str]:
+        folder = self.out / "eval" / answers.name
+        path = folder / RESULTS
+        settings = EvalSettings(
+            limit=plan.limit,
+            anchors=plan.anchors,
+            paths=plan.paths,
+            budgets=tuple(plan.budgets),
+            real=plan.real,
+        )
+        self.say(f"along answers to {answers.name}")
+        chosen = _chosen(arms, plan.arms)
+        begin(folder, MANIFEST, {"settings": attrs.asdict(settings), "arms": parts_of(chosen)})
+        if not path.is_file():
+            write_results(
+                folder,
+                evaluate(
+                    target, chosen, answers, settings, lambda done: self.on_progress("answers", done, done)
+                ),
+            )
+        results: Any = json.loads(path.read_text(encoding="utf-8"))
+        head = f"<h1>Along answers to {answers.name}</h1><p class=facts>{eval_report.facts(results)}</p>"
+        return [head, *eval_report.sections(results)]
+
+    def _placed(self, place: str) -> str:
+        """A prompt set, its file in the folder of prompt files."""
+        name, equals, file = place.partition("=")
+        if equals:
+            return f"{name}={self.inputs / file}"
+        return place if place in KNOWN else str(self.inputs / place)
+
+
+def _chosen(arms: list[Arm], names: list[str] | None) -> list[Arm]:
+    """Plain decoding and the arms that are wanted."""
+    return arms if names is None else [arms[0], *(arm for arm in arms[1:] if arm.name in names)]
+
+
+def _trainings(records: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = []
+    for name, record in records.items():
+        heldout = record["heldout"]
+        shown = ", ".join(f"{part} {found['block_efficiency']:.2f}" for part, found in heldout.items())
+        rows.append(
+            (
+                name,
+                f"{record['trained_parameters'] / 1e6:.2f} million",
+                str(record["steps"]),
+                str(record["positions"]),
+                f"{record['seconds'] / 60:.1f} min",
+                shown,
+            )
+        )
+    heads = ("training", "weights trained", "steps", "positions", "time", "tokens a step held out (chain)")
+    return table(heads, rows)

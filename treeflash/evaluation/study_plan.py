@@ -1,0 +1,245 @@
+"""What a study does: a TOML file of answers, trainings, arms and measurements."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import attrs
+from attrs.validators import ge
+
+from treeflash.errors import RecipeError, TreeflashError, bullet_list, nearest
+from treeflash.plugins import Registry
+from treeflash.recipe_tables import find, parse_overrides, sort_tables
+from treeflash.structuring import structure
+
+T = TypeVar("T")
+
+
+@attrs.frozen
+class AnswersPlan:
+    """`[answers]`: what drafters learn from, and are looked at along.
+
+    Attributes:
+        recipe: Its target answers.
+        prompts: Files, in the folder of prompt files.
+        limit: Rows of each.
+        max_new_tokens: Of an answer.
+        temperature: 0 is greedy.
+        heldout: Share held out.
+    """
+
+    recipe: str
+    prompts: list[str]
+    limit: int | None = None
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    heldout: float = 0.02
+
+
+@attrs.frozen
+class TrainingPlan:
+    """`[trained.NAME]`: a drafter to train.
+
+    Attributes:
+        recipe: A training recipe.
+        set: What is laid over it, as `-o` takes it.
+        start: Another training, whose drafter this one begins with.
+        states: Name of a folder for the target's states; trainings that tap the same layers share one.
+    """
+
+    recipe: str
+    set: list[str] = attrs.field(factory=list)
+    start: str | None = None
+    states: str | None = None
+
+
+@attrs.frozen
+class ArmPlan:
+    """`[arms.NAME]`: something to measure, one of both.
+
+    Attributes:
+        recipe: A recipe.
+        trained: A training, by the recipe that it leaves.
+        set: What is laid over it, as `-o` takes it.
+    """
+
+    recipe: str | None = None
+    trained: str | None = None
+    set: list[str] = attrs.field(factory=list)
+
+
+@attrs.frozen
+class BenchPlan:
+    """`[bench]`: arms side by side.
+
+    Attributes:
+        prompts: Prompt sets, as `treeflash bench --prompts` takes them, files in the folder of prompt files.
+        limit: Prompts of each.
+        draw: Seed to draw them by; the first ones when not given.
+        max_new_tokens: Of an answer.
+        temperatures: A measurement at each.
+        arms: Which; all when not given.
+    """
+
+    prompts: list[str]
+    limit: int | None = None
+    draw: int | None = None
+    max_new_tokens: int = 128
+    temperatures: list[float] = attrs.field(factory=lambda: [0.0])
+    arms: list[str] | None = None
+
+
+@attrs.frozen
+class EvalPlan:
+    """`[eval]`: drafts along the answers held out.
+
+    Attributes:
+        arms: Which; all when not given.
+        limit: Answers at most.
+        anchors: Drafts compared in each.
+        paths: Paths sampled for the true marginal.
+        budgets: Budgets to simulate.
+        real: Answers to decode for real too.
+    """
+
+    arms: list[str] | None = None
+    limit: int | None = attrs.field(default=None)
+    anchors: int = attrs.field(default=8, validator=ge(0))
+    paths: int = attrs.field(default=16, validator=ge(0))
+    budgets: list[int] = attrs.field(factory=lambda: [4, 8, 15, 31, 63, 127])
+    real: int = 0
+
+
+@attrs.frozen
+class StudyPlan:
+    """A checked study.
+
+    Attributes:
+        path: The file.
+        title: Of the report.
+        target: Tables laid over every recipe's `[target]`.
+        answers: `[answers]`; None without trainings.
+        trained: Trainings by name, in order.
+        arms: Arms by name, in order.
+        bench: `[bench]`, None for none.
+        eval: `[eval]`, None for none.
+    """
+
+    path: Path
+    title: str
+    target: Mapping[str, Any]
+    answers: AnswersPlan | None
+    trained: Mapping[str, TrainingPlan]
+    arms: Mapping[str, ArmPlan]
+    bench: BenchPlan | None
+    eval: EvalPlan | None
+
+    @classmethod
+    def load(cls, path: Path, registry: Registry) -> Self:
+        """Reads a study and checks it, without touching a model.
+
+        Args:
+            path: The file.
+            registry: What is installed.
+
+        Returns:
+            The study.
+
+        Raises:
+            RecipeError: Listing every fault.
+        """
+        try:
+            written = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        except OSError as error:
+            raise RecipeError(f"{path}: cannot be read ({error.strerror})") from None
+        except ValueError as error:
+            raise RecipeError(f"{path}: not valid TOML ({error})") from None
+        faults: list[str] = []
+        title = written.pop("title", path.stem)
+        if not isinstance(title, str):
+            faults.append(f"title: expected a string, found {title!r}")
+        tables = sort_tables(written, ("target", "answers", "trained", "arms", "bench", "eval"), faults)
+        made = cls(
+            path=path,
+            title=str(title),
+            target=tables.get("target", {}),
+            answers=_one(tables, "answers", AnswersPlan, faults),
+            trained=_named(tables, "trained", TrainingPlan, faults),
+            arms=_named(tables, "arms", ArmPlan, faults),
+            bench=_one(tables, "bench", BenchPlan, faults),
+            eval=_one(tables, "eval", EvalPlan, faults),
+        )
+        faults += made._misfits(registry)
+        if faults:
+            raise RecipeError(bullet_list(str(path), faults))
+        return made
+
+    def _misfits(self, registry: Registry) -> list[str]:
+        """Names that lead nowhere, and parts that are missing."""
+        faults: list[str] = []
+        if self.answers is None and (self.trained or self.eval is not None):
+            faults.append("[answers]: expected a table, because drafters learn from answers; found none")
+        if not self.arms:
+            faults.append("[arms]: expected something to measure, found nothing")
+        if self.bench is None and self.eval is None:
+            faults.append("expected a table [bench] or [eval], found neither")
+        recipes: dict[str, Any] = {"answers": self.answers} if self.answers is not None else {}
+        recipes |= {f"trained.{name}": plan for name, plan in self.trained.items()}
+        recipes |= {f"arms.{name}": plan for name, plan in self.arms.items()}
+        for where, plan in recipes.items():
+            faults += _missing_recipe(where, plan, registry) + _wrong_overrides(where, plan)
+        before: list[str] = []
+        for name, training in self.trained.items():
+            if training.start is not None and training.start not in before:
+                hint = nearest(training.start, before)
+                faults.append(f"trained.{name}.start: no training before it is {training.start!r}{hint}")
+            before.append(name)
+        for name, arm in self.arms.items():
+            if (arm.recipe is None) == (arm.trained is None):
+                faults.append(
+                    f"arms.{name}: expected recipe or trained, found {'both' if arm.recipe else 'neither'}"
+                )
+            elif arm.trained is not None and arm.trained not in self.trained:
+                hint = nearest(arm.trained, self.trained)
+                faults.append(f"arms.{name}.trained: no training is called {arm.trained!r}{hint}")
+        for where, wanted in (("bench", self.bench), ("eval", self.eval)):
+            for name in (wanted.arms if wanted is not None else None) or ():
+                if name not in self.arms:
+                    faults.append(f"{where}.arms: no arm is called {name!r}{nearest(name, self.arms)}")
+        return faults
+
+
+def _one(tables: Mapping[str, Any], table: str, plan: type[T], faults: list[str]) -> T | None:
+    return structure(tables[table], plan, table, faults) if table in tables else None
+
+
+def _named(tables: Mapping[str, Any], table: str, plan: type[T], faults: list[str]) -> dict[str, T]:
+    found = {}
+    for name, values in tables.get(table, {}).items():
+        where = f"{table}.{name}"
+        if not isinstance(values, Mapping):
+            faults.append(f"{where}: expected a table, found {values!r}")
+            continue
+        made = structure(values, plan, where, faults)
+        if made is not None:
+            found[name] = made
+    return found
+
+
+def _missing_recipe(where: str, plan: Any, registry: Registry) -> list[str]:
+    if plan.recipe is None:
+        return []
+    try:
+        find(plan.recipe, registry)
+    except TreeflashError as error:
+        return [f"{where}.recipe: {error}"]
+    return []
+
+
+def _wrong_overrides(where: str, plan: Any) -> list[str]:
+    try:
+        parse_overrides(getattr(plan, "set", []))
+    except TreeflashError as error:
+        return [f"{where}.set: {error}"]
+    return []
