@@ -115,8 +115,11 @@ class Simulation:
             self.calibration.see(emission)
 
         self._replay(self.decoder, target, text, see)
-        for budget in self.budgets if hasattr(self.decoder.selector, "budget") else ():
-            selector: Any = self.decoder.selector
+        selector: Any = self.decoder.selector
+        for budget in self.budgets if hasattr(selector, "budget") else ():
+            if budget == selector.budget:
+                self.by_budget[budget] = self.own
+                continue
             decoder = attrs.evolve(self.decoder, selector=attrs.evolve(selector, budget=budget))
             self._replay(decoder, target, text, self.by_budget.setdefault(budget, Tally()).see)
 
