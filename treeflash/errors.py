@@ -74,7 +74,9 @@ def nearest(name: str, choices: Iterable[str]) -> str:
         they are few; empty when there is nothing to choose from.
     """
     names = sorted(choices)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    # What begins so is nearer than what looks so.
+    longer = [choice for choice in names if name and choice.startswith(name)]
+    close = longer[:1] or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     clause = f"; did you mean {close[0]!r}?" if close else ""
     if names and len(names) <= 12:
         clause += f" (known: {', '.join(names)})"

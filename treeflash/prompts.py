@@ -70,7 +70,7 @@ def read_prompts(path: Path | str, limit: int | None = None) -> list[Prompt]:
             try:
                 rows[where] = json.loads(line)
             except ValueError:
-                faults.append(f"{where}: not valid JSON")
+                faults.append(f"{where}: not valid JSON; expected an object on each line")
     return prompts_of(rows, str(path), faults)
 
 

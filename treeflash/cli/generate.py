@@ -34,7 +34,7 @@ from treeflash.target.text import TextCodec, TextStream
 @click.option("--raw", is_flag=True, help="Take PROMPT as it is, not as a user's turn of a chat.")
 @click.option("--show-tree", is_flag=True, help="Draw each step's tree, the accepted path starred.")
 @click.option("--audit", is_flag=True, help="Decode plainly too, and compare.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; trees go to the error stream.")
 def generate(
     recipe: str,
     prompt: str,
@@ -55,6 +55,8 @@ def generate(
     if not prompt:
         raise InputError("the prompt is empty: expected at least one character")
     registry = Registry.load()
+    if recipe not in registry.recipes and prompt in registry.recipes:
+        raise InputError(f"expected the recipe first and the prompt behind it, found {prompt!r} for a prompt")
     checked = Recipe.load(recipe, registry, laid_over(overrides, dtype))
     decoder = checked.build(registry)
     codec = _codec(decoder)

@@ -56,15 +56,15 @@ def show(recipe: str, overrides: tuple[str, ...]) -> None:
     tables = merged(layers)
     alike = len({layer.path.name for layer in layers}) < len(layers)
     said = {place: str(path) if alike else path.name for place, path in origins(layers).items()}
-    for table, values in (tables if "train" in tables else _with_defaults(tables)).items():
+    training = "train" in tables
+    for table, values in (tables if training else _with_defaults(tables)).items():
         if not isinstance(values, Mapping):
             continue
         lines.append((f"\n[{table}]", ""))
         for key, value in values.items():
             lines.append((f"{key} = {as_toml(value)}", said.get((table, key), "default")))
-        if "train" not in tables:
-            for name, default in _defaults(registry, table, values):
-                lines.append((f"{name} = {default}", "default"))
+        for name, default in _defaults(registry, table, values, training):
+            lines.append((f"{name} = {default}", "default"))
     width = max((len(text) for text, origin in lines if origin), default=0)
     for text, origin in lines:
         click.echo(f"{text.ljust(width)}  # {origin}" if origin else text)
@@ -99,21 +99,33 @@ def _with_defaults(tables: Mapping[str, Any]) -> Mapping[str, Any]:
     return {table: whole[table] for table in (*order, *(rest for rest in whole if rest not in order))}
 
 
-def _defaults(registry: Registry, table: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _defaults(
+    registry: Registry, table: str, values: Mapping[str, Any], training: bool
+) -> list[tuple[str, str]]:
     """Keys that the table leaves out and that have a default."""
-    if table == "target":
-        options: type[Any] = TargetOptions
-    else:
-        found = registry.components.get(table, {}).get(str(values.get("use")))
-        if found is None:
-            return []
-        options = found.value.options_class()
-    rows = option_rows(options)
     return [
         (row.name, row.default)
-        for row in rows
+        for options in _options(registry, table, str(values.get("use")), training)
+        for row in option_rows(options)
         if row.name not in values and row.default not in ("", "required")
     ]
+
+
+def _options(registry: Registry, table: str, use: str, training: bool) -> list[type[Any]]:
+    """The classes that say what a table may hold."""
+    from treeflash.training.settings import DataSettings, LossSettings, OptimizerSettings, TrainSettings
+
+    settings: dict[str, list[type[Any]]] = {"target": [TargetOptions], "train": [TrainSettings]}
+    settings |= {"data": [DataSettings], "optimizer": [OptimizerSettings], "loss": [LossSettings]}
+    kind = "trainable" if training and table == "drafter" else table
+    found = registry.components.get(kind, {}).get(use)
+    if found is None:
+        return settings.get(table, [])
+    if kind == "trainable":
+        return [found.value.Options]
+    if training and table == "refiner":
+        return [found.value.TrainingOptions] if hasattr(found.value, "TrainingOptions") else []
+    return [found.value.options_class(), *settings.get(table, [])]
 
 
 def _comment(path: Path) -> str:
