@@ -23,6 +23,19 @@ def test_python_block_runs(block, capsys):
     assert names["result"].statistics.block_efficiency > 1
 
 
+def test_the_tree_is_the_one_that_is_drawn(command):
+    text = README.read_text(encoding="utf-8")
+    (tree,) = re.findall(r"^```text\n(\* ' '.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    words = ["Ana has 7 apples.", "--show-tree", "--max-new-tokens", "12", "-o", "target.device=cpu"]
+    _, out, _ = command("generate", "tiny-treeflash", *words)
+    assert tree in out
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\(([^)]+)\)", README.read_text(encoding="utf-8")):
+        assert "://" in target or (README.parent / target).exists(), target
+
+
 def test_the_training_recipe_is_one(tmp_path):
     text = README.read_text(encoding="utf-8")
     found = re.findall(r"^```toml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
