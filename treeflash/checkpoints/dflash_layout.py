@@ -75,7 +75,7 @@ def _misfits(
         faults.append(f"rope_theta: expected the target's {target.rope_theta}, found nothing")
     compare("rope_theta", theta, target.rope_theta)
     vocabulary = config.get("vocab_size")
-    if isinstance(vocabulary, int) and not _same_vocabulary(vocabulary, target.vocab_size):
+    if isinstance(vocabulary, int) and not same_vocabulary(vocabulary, target.vocab_size):
         compare("vocab_size", vocabulary, target.vocab_size)
     beyond = [layer for layer in layers or () if not 0 <= layer < target.num_layers]
     if beyond:
@@ -95,8 +95,13 @@ def rope_theta(config: Mapping[str, Any]) -> float | None:
     return None
 
 
-def _same_vocabulary(drafter: int, target: int) -> bool:
-    """Whether two sizes are one vocabulary, padded differently (151,936 and 152,064, for instance)."""
+def same_vocabulary(drafter: int, target: int) -> bool:
+    """Whether two sizes are one vocabulary, padded differently (151,936 and 152,064, for instance).
+
+    Args:
+        drafter: Tokens that a drafter's config names.
+        target: Tokens of the target.
+    """
     return abs(drafter - target) * 200 < max(drafter, target)
 
 

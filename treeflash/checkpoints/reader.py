@@ -14,7 +14,9 @@ from treeflash.target_interface import Target
 
 REFINER_PREFIX = "ar_approximation."
 _OUTER_PREFIX = "model."
-_DTYPES = ("BF16", "F16", "F32", "F64")
+_FLOATS = ("BF16", "F16", "F32", "F64")
+# Tables of ids or flags that lie beside the weights keep their dtype.
+_TABLES = {torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL"}
 # A config that contradicts its tensors contradicts most of them.
 SHOWN_FAULTS = 8
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -111,14 +113,17 @@ class Checkpoint:
         """Fills a module with a section's tensors, if all of them fit.
 
         Args:
-            module: Its parameters, on any device, say what is expected; they are replaced.
+            module: Its parameters and persistent buffers, on any device, say what is expected: a shape, and
+                any floating-point dtype for one that has such, its own for a table of ids or flags. They are
+                replaced.
             section: "backbone" or "refiner".
 
         Returns:
             What does not fit, a sentence each; the module is filled only when there is nothing.
         """
         stored: dict[str, StoredTensor] = getattr(self, section)
-        expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+        state: dict[str, Tensor] = module.state_dict()
+        expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
         prefix = REFINER_PREFIX if section == "refiner" else ""
         faults = [f"{section} tensor {prefix}{name} is missing" for name in expected.keys() - stored.keys()]
         faults += [
@@ -130,10 +135,11 @@ class Checkpoint:
                     f"{section} tensor {stored[name].key}: expected shape {list(expected[name])}, "
                     f"found {list(stored[name].shape)}"
                 )
-            if stored[name].dtype not in _DTYPES:
+            dtypes = _FLOATS if state[name].is_floating_point() else (_TABLES[state[name].dtype],)
+            if stored[name].dtype not in dtypes:
+                wanted = dtypes[0] if len(dtypes) == 1 else f"one of {', '.join(dtypes)}"
                 faults.append(
-                    f"{section} tensor {stored[name].key}: expected one of {', '.join(_DTYPES)}, "
-                    f"found {stored[name].dtype}"
+                    f"{section} tensor {stored[name].key}: expected {wanted}, found {stored[name].dtype}"
                 )
         if faults:
             return sorted(faults)

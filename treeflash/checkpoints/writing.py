@@ -29,7 +29,7 @@ def write_checkpoint(
         config: The config.
         backbone: Its weights keep their names.
         refiner: Its weights get their prefix; None without one.
-        dtype: Weights are stored in it.
+        dtype: Weights are stored in it; tables of ids or flags keep theirs.
 
     Raises:
         CheckpointError: When the disk does not take it.
@@ -37,7 +37,10 @@ def write_checkpoint(
     weights = dict(backbone.state_dict())
     if refiner is not None:
         weights |= {f"{REFINER_PREFIX}{name}": tensor for name, tensor in refiner.state_dict().items()}
-    stored = {name: gathered(tensor).to("cpu", dtype).contiguous() for name, tensor in weights.items()}
+    stored = {
+        name: gathered(tensor).to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
+        for name, tensor in weights.items()
+    }
     try:
         save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
