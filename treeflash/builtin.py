@@ -6,6 +6,7 @@ from treeflash.components.builders.frontier import Frontier
 from treeflash.components.builders.marginal import Marginal
 from treeflash.components.builders.top_m import TopM
 from treeflash.components.drafters.dflash import DFlash
+from treeflash.components.drafters.draft_model import DraftModel
 from treeflash.components.drafters.none import NoDrafter
 from treeflash.components.losses.cross_entropy import CrossEntropy
 from treeflash.components.losses.forward_kl import ForwardKl
@@ -27,7 +28,7 @@ from treeflash.trainable import Loss, Trainable
 @hookimpl
 def treeflash_drafters() -> dict[str, type[Drafter]]:
     """The drafters."""
-    return {"dflash": DFlash, "none": NoDrafter}
+    return {"dflash": DFlash, "draft-model": DraftModel, "none": NoDrafter}
 
 
 @hookimpl

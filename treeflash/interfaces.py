@@ -37,11 +37,14 @@ class BuildContext:
         target: The target it will work for.
         locate: Turns a name, package path or relative path of the recipe into a folder on disk.
         drafter_checkpoint: The drafter's checkpoint, as the recipe names it; None without one.
+        find_model: Turns what the recipe gives as `model` into a folder or a hub name, as it does for the
+            target.
     """
 
     target: Target
     locate: Callable[[str], Path]
     drafter_checkpoint: str | None = None
+    find_model: Callable[[str], str | Path] = str
 
 
 class Component:

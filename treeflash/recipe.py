@@ -134,7 +134,12 @@ class Recipe:
             checkpoint = getattr(self.parts["drafter"].options, "checkpoint", None)
             components = {}
             for kind, part in self.parts.items():
-                context = BuildContext(target, partial(locate, key=f"{kind}.checkpoint"), checkpoint)
+                context = BuildContext(
+                    target,
+                    locate=partial(locate, key=f"{kind}.checkpoint"),
+                    drafter_checkpoint=checkpoint,
+                    find_model=partial(find_model, registry=registry, key=f"{kind}.model"),
+                )
                 components[kind] = part.component.from_options(part.options, context)
             return Decoder(target, **components)
 
@@ -166,15 +171,32 @@ def open_target(options: TargetOptions, registry: Registry) -> HuggingFaceTarget
     Raises:
         TreeflashError: When it is not to be had or cannot be verified in trees.
     """
-    source = registry.target(options.model)
-    if source is not None:
-        place: str | Path = source()
-    else:
-        place = on_disk(options.model, key="target.model") or options.model
-        if not isinstance(place, Path) and ("/" not in place or place.startswith((".", "/", "~"))):
-            hint = nearest(place, registry.targets)
-            raise InputError(f"target.model: no folder, hub name or target is called {place!r}{hint}")
+    place = find_model(options.model, registry, "target.model")
     return load_target(place, dtype=options.dtype, device=options.device)
+
+
+def find_model(name: str, registry: Registry, key: str) -> str | Path:
+    """Finds a model.
+
+    Args:
+        name: A target that a plugin provides, a folder, `package:path`, or a hub name.
+        registry: What is installed.
+        key: Where a recipe names it, for messages.
+
+    Returns:
+        Its folder, or the hub name.
+
+    Raises:
+        InputError: When it can be none of these.
+    """
+    source = registry.target(name)
+    if source is not None:
+        return source()
+    folder = on_disk(name, key)
+    if folder is None and ("/" not in name or name.startswith((".", "/", "~"))):
+        hint = nearest(name, registry.targets)
+        raise InputError(f"{key}: no folder, hub name or target is called {name!r}{hint}")
+    return folder or name
 
 
 def load(name: str | Path, **overrides: Mapping[str, Any]) -> Decoder:

@@ -8,6 +8,7 @@ from treeflash.components.builders.frontier import Frontier
 from treeflash.components.builders.marginal import Marginal
 from treeflash.components.builders.top_m import TopM
 from treeflash.components.drafters.dflash import DFlash
+from treeflash.components.drafters.draft_model import DraftModel
 from treeflash.components.drafters.none import NoDrafter
 from treeflash.components.losses.cross_entropy import CrossEntropy
 from treeflash.components.losses.forward_kl import ForwardKl
@@ -36,6 +37,12 @@ from treeflash.testing.contracts import (
 class TestDFlash(DrafterContract):
     def make(self, target):
         return DFlash.from_checkpoint(locate("treeflash.testing:models/tiny-treeflash"), target)
+
+
+class TestDraftModel(DrafterContract):
+    def make(self, target):
+        # The target itself is the only language model with its tokenizer at hand.
+        return DraftModel(target, depth=3, children=4)
 
 
 class TestNoDrafter(DrafterContract):

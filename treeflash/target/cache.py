@@ -1,7 +1,7 @@
 """A key/value cache of fixed room, written in place and rewound in place.
 
 The rows up to `length` are committed: row r holds position r. The rows of a tree are written behind
-them, and `keep` moves those of the accepted path up.
+them, all at once or level by level, and `keep` moves those of the accepted path up.
 """
 
 from collections.abc import Sequence
@@ -22,15 +22,23 @@ class Extent:
     Attributes:
         capacity: Rows there is room for.
         lengths: int64 `[B]` on the CPU: committed rows of each sequence.
+        behind: Rows behind the committed ones that the next pass leaves as they are: a tree's upper
+            levels, when its next one is read.
     """
 
     capacity: int
     lengths: Tensor
+    behind: int = 0
 
     @property
     def length(self) -> int:
         """Committed rows of the longest sequence."""
         return int(self.lengths.max())
+
+    @property
+    def end(self) -> int:
+        """Where the next pass writes."""
+        return self.length + self.behind
 
 
 class TreeCacheLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here
@@ -58,10 +66,11 @@ class TreeCacheLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Writes `[B, heads, n, d]` behind the committed rows; gives views of all rows up to there."""
+        """Writes `[B, heads, n, d]` behind the rows to be left; gives views of all rows up to there."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        start, end = self.extent.length, self.extent.length + key_states.shape[-2]
+        start = self.extent.end
+        end = start + key_states.shape[-2]
         self.keys[..., start:end, :] = key_states
         self.values[..., start:end, :] = value_states
         return self.keys[..., :end, :], self.values[..., :end, :]
@@ -74,7 +83,7 @@ class TreeCacheLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Rows visible to `query_length` new queries, and the first of them."""
-        return self.extent.length + query_length, 0
+        return self.extent.end + query_length, 0
 
     def get_seq_length(self) -> int:
         """Committed rows."""
@@ -103,16 +112,21 @@ class TreeCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         """Committed rows of the longest sequence."""
         return self.extent.length
 
-    def reserve(self, rows: int) -> None:
-        """Checks that there is room for `rows` more.
+    def reserve(self, rows: int, behind: int = 0) -> None:
+        """Says where the next pass writes, and checks that there is room for it.
+
+        Args:
+            rows: Rows it writes.
+            behind: Rows behind the committed ones that it leaves as they are.
 
         Raises:
-            InputError: When there is not.
+            InputError: When there is no room.
         """
-        if self.length + rows > self.extent.capacity:
+        self.extent.behind = behind
+        if self.extent.end + rows > self.extent.capacity:
             raise InputError(
                 f"the cache has room for {self.extent.capacity} positions; "
-                f"expected at most {self.extent.capacity - self.length} more, found {rows}"
+                f"expected at most {self.extent.capacity - self.extent.end} more, found {rows}"
             )
 
     def append(self, rows: int) -> None:

@@ -122,17 +122,28 @@ class HuggingFaceTarget(Reading):
             raise InputError("the prompt is empty: expected at least one token to decode from")
         return TargetOutput(output.logits, torch.cat(taps, dim=1) if taps else None)
 
-    def verify(self, state: TargetState, tree: TokenTree) -> TargetOutput:
-        """Reads a tree behind the committed rows (see `Target.verify`)."""
+    def verify(self, state: TargetState, tree: TokenTree, first: int = 0) -> TargetOutput:
+        """Reads a tree behind the committed rows (see `Target.verify`).
+
+        Args:
+            state: From `start`.
+            tree: The tree.
+            first: Nodes from this one on are read. Those before it were, by the passes since the last
+                commit, and their rows are where these left them: so a tree can grow level by level.
+
+        Returns:
+            Logits and taps of the nodes that were read.
+        """
         start = state.cache.length
-        state.cache.reserve(tree.size)
+        state.cache.reserve(tree.size - first, behind=first)
         # A node's position is that of its depth, wherever its row lies. Empty slots hold anything.
         is_node = tree.is_node
-        queries = start + tree.depths.masked_fill(~is_node, 0)
-        token_ids = tree.token_ids.masked_fill(~is_node, 0)
+        positions = start + tree.depths.masked_fill(~is_node, 0)
+        queries = positions[:, first:]
+        token_ids = tree.token_ids.masked_fill(~is_node, 0)[:, first:]
         cached = torch.arange(start, device=queries.device).expand(queries.shape[0], -1)
-        keys = torch.cat([cached, queries], dim=1)
-        among_nodes = tree.ancestor_mask()
+        keys = torch.cat([cached, positions], dim=1)
+        among_nodes = tree.ancestor_mask()[:, first:]
         seen_cache = among_nodes.new_ones(1, 1, 1).expand(*queries.shape, start)
         visible = torch.cat([seen_cache, among_nodes], dim=2)
         return self._forward(state, token_ids, queries, keys, visible, last_logits=False)

@@ -52,13 +52,16 @@ def wrap_model(model: PreTrainedModel, tokenizer: Any = None) -> HuggingFaceTarg
     raise UnsupportedTargetError(f"{name} cannot be verified in trees: {'; '.join(reasons)}")
 
 
-def load_target(name: str | Path, *, dtype: str = "auto", device: str = "auto") -> HuggingFaceTarget:
+def load_target(
+    name: str | Path, *, dtype: str = "auto", device: str = "auto", called: str = "target"
+) -> HuggingFaceTarget:
     """Loads a model and its tokenizer, and checks that it can be verified in trees.
 
     Args:
         name: Folder or hub name.
         dtype: "auto" takes the model's own; otherwise "float32", "bfloat16", ...
         device: "auto" takes a GPU when there is one; otherwise "cpu", "cuda:1", ...
+        called: What messages call it.
 
     Returns:
         The target.
@@ -73,12 +76,14 @@ def load_target(name: str | Path, *, dtype: str = "auto", device: str = "auto") 
             model, report = AutoModelForCausalLM.from_pretrained(name, dtype=wanted, output_loading_info=True)
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             reason = first_line(error)
-            raise InputError(f"target {str(name)!r} cannot be loaded: {reason}") from error
+            raise InputError(f"{called} {str(name)!r} cannot be loaded: {reason}") from error
         tokenizer = _tokenizer(name)
     missing = sorted(report["missing_keys"])
     if missing:
         # The library fills them with random numbers.
-        raise InputError(f"target {str(name)!r} cannot be loaded: tensors are missing: {', '.join(missing)}")
+        raise InputError(
+            f"{called} {str(name)!r} cannot be loaded: tensors are missing: {', '.join(missing)}"
+        )
     return wrap_model(model.to(place).eval(), tokenizer)
 
 
@@ -121,9 +126,11 @@ def torch_device(name: str) -> torch.device:
         sample.tolist()  # a device that holds no numbers fails here
         return sample.device
     except (RuntimeError, AssertionError) as error:
-        reason = first_line(error)
+        reason = first_line(error).partition(", ")[0]  # which goes on to list all kinds there are
+        gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+        present = ", ".join(["cpu", *gpus])
         raise InputError(
-            f"target.device: expected auto or a device that is present, found {name!r} ({reason})"
+            f"target.device: expected auto or a device that is present ({present}), found {name!r} ({reason})"
         ) from None
 
 
