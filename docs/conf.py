@@ -1,10 +1,6 @@
 """How the documentation is built: `sphinx-build -W --keep-going -b html docs docs/_build/html`."""
 
-import sys
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 import treeflash
 
@@ -13,8 +9,8 @@ author = "the treeflash authors"
 copyright = "2025, the treeflash authors"
 version = release = treeflash.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "recipe_reference"]
-exclude_patterns = ["_build", "_ext"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"treeflash {version}"
 

@@ -86,7 +86,9 @@ def test_a_plugins_options_are_checked_like_the_built_in_ones(recipe):
 
 @pytest.mark.parametrize("table", ['[builder]\nuse = "top-m"', '[refiner]\nuse = "swiglu"'])
 def test_nothing_may_stand_behind_a_drafter_of_proposals(table, recipe):
-    with pytest.raises(RecipeError, match="drafter Repeat gives no hidden states to build on"):
+    with pytest.raises(
+        RecipeError, match="expected none, because drafter 'repeat' gives no hidden states to build on"
+    ):
         Recipe.load(recipe(f"{REPEAT}{table}"), Registry.load())
 
 

@@ -1,12 +1,15 @@
-"""Writes the reference of recipes and hooks from the code itself.
+"""Writes the reference of recipes and hooks into the pages, from the code itself.
 
-A line `% generated: NAME` in a page stands for what a function of this module returns. The tests read pages
-through `expand` too, so nothing here needs Sphinx but `setup`.
+    python docs/reference.py
+
+What stands between `<!-- generated: NAME -->` and `<!-- end -->` is what a function of this module returns.
+It is kept in the pages, so that they can be read as they are; a test fails when it is not what the code says.
 """
 
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from treeflash import hookspecs
@@ -15,23 +18,29 @@ from treeflash.plugins import Registry
 from treeflash.recipe import TargetOptions
 from treeflash.training.settings import DataSettings, LossSettings, OptimizerSettings, TrainSettings
 
-_MARK = re.compile(r"^% generated: (?P<name>[\w-]+)$", re.MULTILINE)
+PAGES = [Path(__file__).parent / name for name in ("recipes.md", "hooks.md")]
+_PART = re.compile(r"^<!-- generated: (?P<name>[\w-]+) -->$.*?^<!-- end -->$", re.DOTALL | re.MULTILINE)
 _BUILT_IN = "treeflash"
 
 
 def expand(text: str) -> str:
-    """Puts what is generated into a page.
+    """Brings what is generated up to date.
 
     Args:
-        text: The page's Markdown.
+        text: A page's Markdown.
 
     Returns:
-        The same, each mark replaced.
+        The same, each part written anew.
 
     Raises:
-        KeyError: For a mark that nothing is generated for.
+        KeyError: For a part that nothing is generated for.
     """
-    return _MARK.sub(lambda mark: GENERATED[mark["name"]](), text)
+
+    def part(match: re.Match[str]) -> str:
+        name = match["name"]
+        return f"<!-- generated: {name} -->\n\n{GENERATED[name]().strip()}\n\n<!-- end -->"
+
+    return _PART.sub(part, text)
 
 
 def hooks() -> dict[str, Any]:
@@ -111,16 +120,6 @@ GENERATED: dict[str, Callable[[], str]] = {
 }
 
 
-def setup(app: Any) -> dict[str, bool]:
-    """Has Sphinx expand each page as it reads it."""
-
-    def read(app: Any, name: str, source: list[str]) -> None:
-        source[0] = expand(source[0])
-
-    def outdated(app: Any, env: Any, *changes: Any) -> list[str]:
-        """What is generated changes with the code, which Sphinx does not watch."""
-        return [name for name in ("recipes", "hooks") if name in env.found_docs]
-
-    app.connect("source-read", read)
-    app.connect("env-get-outdated", outdated)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(expand(page.read_text(encoding="utf-8")), encoding="utf-8")
