@@ -182,7 +182,8 @@ BROKEN = {
     ),
     "no such device": Broken(
         f'{TREE}[target]\ndevice = "gpu"',
-        "{there}/mine.toml: target.device: expected auto or a device that is present, found 'gpu' (<reason>)",
+        "{there}/mine.toml: target.device: expected auto or a device that is present (<reason>), "
+        "found 'gpu' (<reason>)",
     ),
     "a key outside any table": Broken(
         f"budget = 3\n{TREE}",
