@@ -1,6 +1,7 @@
 """The tiny target, the golden head for it, and the head written out without a batch, a cache or a mask."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 # Tiny models gain nothing from threads, and lose much when other processes run.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # for the commands that tests start
 
 
 @attrs.define
