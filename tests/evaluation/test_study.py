@@ -38,12 +38,17 @@ set = ["builder.use=marginal", "selector.use=chain"]
 [arms.tree]
 trained = "refiner"
 set = ["builder.use=top-m", "selector.budget=5"]
-[bench]
+[bench.greedy]
 prompts = ["toy.jsonl"]
 limit = 1
 max_new_tokens = 8
-temperatures = [0.0, 1.0]
 arms = ["chain", "tree"]
+[bench.sampled]
+prompts = ["toy.jsonl"]
+limit = 1
+max_new_tokens = 8
+temperature = 1.0
+arms = ["tree"]
 [eval]
 limit = 1
 anchors = 2
@@ -80,7 +85,13 @@ def test_from_prompts_to_a_report_and_again(write, inputs, registry, tmp_path):
     page = Study(plan, registry, inputs, out, said.append).run()
     text = page.read_text()
     assert "<title>A &lt; B</title>" in text
-    for expected in ("Trainings", "temperature 0<", "temperature 1<", "Along answers to toy", "backbone"):
+    for expected in (
+        "Trainings",
+        "Side by side: greedy",
+        "Side by side: sampled",
+        "Along answers to toy",
+        "backbone",
+    ):
         assert expected in text
     begins = [line for line in said if line.split()[0] in ("answers", "training", "bench", "along")]
     assert [line.split()[0] for line in begins] == ["answers", *["training"] * 2, *["bench"] * 2, "along"]
@@ -89,15 +100,15 @@ def test_from_prompts_to_a_report_and_again(write, inputs, registry, tmp_path):
     assert not (out / "trained" / "refiner" / "states").exists()
     record = json.loads((out / "trained" / "refiner" / "drafter" / "training.json").read_text())
     assert record["recipe"]["drafter"]["checkpoint"] == str(out / "trained" / "backbone" / "drafter")
-    bench = json.loads((out / "bench-1" / "bench.json").read_text())
-    assert list(bench["arms"]) == ["plain", "chain", "tree"]
+    bench = json.loads((out / "bench" / "sampled" / "bench.json").read_text())
+    assert list(bench["arms"]) == ["plain", "tree"]
     assert bench["settings"]["temperature"] == 1.0
     measured = json.loads((out / "eval" / "toy" / "eval.json").read_text())
     assert list(measured["arms"]) == ["ngram", "chain", "tree"]
     # Again: everything is there, and the report is the same.
-    runs = (out / "bench-0" / "runs.jsonl").read_bytes()
+    runs = (out / "bench" / "greedy" / "runs.jsonl").read_bytes()
     assert Study(plan, registry, inputs, out).run().read_text() == text
-    assert (out / "bench-0" / "runs.jsonl").read_bytes() == runs
+    assert (out / "bench" / "greedy" / "runs.jsonl").read_bytes() == runs
 
 
 def test_another_plan_in_the_same_folder_is_refused(write, inputs, registry, tmp_path):
@@ -129,10 +140,13 @@ def changed(*changes):
 
 FAULTS = {
     "no TOML": ("[answers", ["not valid TOML"]),
-    "misspelled table": (changed(("[bench]", "[banch]")), ["unknown table [banch]; did you mean 'bench'"]),
+    "misspelled table": (
+        changed(("[bench.greedy]", "[banch.greedy]")),
+        ["unknown table [banch]; did you mean 'bench'"],
+    ),
     "misspelled key": (
         changed(("limit = 1", "limt = 1")),
-        ["bench.limt: unknown key; did you mean 'limit'"],
+        ["bench.greedy.limt: unknown key; did you mean 'limit'"],
     ),
     "wrong type": (changed(("heldout = 0.4", "heldout = 'x'")), ["answers.heldout: expected a number"]),
     "no table": (
@@ -161,13 +175,13 @@ FAULTS = {
     ),
     "no such arm": (
         changed(('arms = ["chain", "tree"]', 'arms = ["chain", "tee"]')),
-        ["bench.arms: no arm is called 'tee'; did you mean 'tree'"],
+        ["bench.greedy.arms: no arm is called 'tee'; did you mean 'tree'"],
     ),
     "overrides": (
         changed(('"selector.budget=5"', '"budget=5"')),
         ["arms.ngram.set: overrides: expected table.key=value, found 'budget=5'"],
     ),
-    "nothing": ("", ["[arms]: expected something", "[bench] or [eval], found neither", "2 faults"]),
+    "nothing": ("", ["[arms]: expected something", "[bench.NAME] or [eval], found neither", "2 faults"]),
     "no answers": (
         "[arms.x]\nrecipe = 'tiny-plain'\n[eval]",
         ["[answers]: expected a table, because drafters learn from answers"],
@@ -189,7 +203,7 @@ def test_fault(case, write, registry):
 
 def test_the_command(command, write, inputs, tmp_path):
     text = "[target]\ndevice = 'cpu'\n[arms.x]\nrecipe = 'tiny-ddtree'\n"
-    text += "[bench]\nprompts = ['toy.jsonl']\nlimit = 1"
+    text += "[bench.all]\nprompts = ['toy.jsonl']\nlimit = 1"
     words = ["--prompts", inputs, "--out", tmp_path / "out"]
     status, out, _ = command("study", write(text + "\nmax_new_tokens = 6"), *words)
     assert (status, out.splitlines()[-1]) == (0, f"report: {tmp_path / 'out' / 'report.html'}")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,8 @@ class Study:
         if records:
             parts += ["<h2>Trainings</h2>", _trainings(records)]
         target, arms = self._arms()
-        if plan.bench is not None:
-            for temperature in plan.bench.temperatures:
-                parts += self._bench(plan.bench, temperature, target, arms)
+        for name, bench in plan.benches.items():
+            parts += self._bench(name, bench, target, arms)
         if plan.eval is not None:
             for folder in folders:
                 parts += self._eval(plan.eval, target, arms, folder)
@@ -132,26 +132,22 @@ class Study:
             asked.append(ArmText(name, recipe, parse_overrides(plan.set)))
         return open_arms(asked, self.registry, {"target": self.plan.target})
 
-    def _bench(
-        self, plan: BenchPlan, temperature: float, target: HuggingFaceTarget, arms: list[Arm]
-    ) -> list[str]:
+    def _bench(self, name: str, plan: BenchPlan, target: HuggingFaceTarget, arms: list[Arm]) -> list[str]:
         sets = [open_set(self._placed(place), limit=plan.limit, draw=plan.draw) for place in plan.prompts]
-        self.say(f"bench at temperature {temperature:g}")
-        folder = self.out / f"bench-{temperature:g}"
+        self.say(f"bench {name}")
+        folder = self.out / "bench" / name
         measured = Bench(
             target,
             _chosen(arms, plan.arms),
             sets,
-            BenchSettings(plan.max_new_tokens, temperature),
+            BenchSettings(plan.max_new_tokens, plan.temperature),
             folder,
             lambda done, total: self.on_progress("prompts", done, total),
         ).run()
         manifest = read_manifest(folder, BENCH, "a folder of a bench")
         summaries = summarise(measured)
         report.write_report(folder, summaries, manifest)
-        head = (
-            f"<h1>Side by side, temperature {temperature:g}</h1><p class=facts>{report.facts(manifest)}</p>"
-        )
+        head = f"<h1>Side by side: {escape(name)}</h1><p class=facts>{report.facts(manifest)}</p>"
         return [head, *report.sections(summaries, manifest)]
 
     def _eval(self, plan: EvalPlan, target: HuggingFaceTarget, arms: list[Arm], answers: Path) -> list[str]:

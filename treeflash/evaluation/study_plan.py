@@ -71,14 +71,14 @@ class ArmPlan:
 
 @attrs.frozen
 class BenchPlan:
-    """`[bench]`: arms side by side.
+    """`[bench.NAME]`: arms side by side.
 
     Attributes:
         prompts: Prompt sets, as `treeflash bench --prompts` takes them, files in the folder of prompt files.
         limit: Prompts of each.
         draw: Seed to draw them by; the first ones when not given.
         max_new_tokens: Of an answer.
-        temperatures: A measurement at each.
+        temperature: 0 is greedy.
         arms: Which; all when not given.
     """
 
@@ -86,7 +86,7 @@ class BenchPlan:
     limit: int | None = None
     draw: int | None = None
     max_new_tokens: int = 128
-    temperatures: list[float] = attrs.field(factory=lambda: [0.0])
+    temperature: float = attrs.field(default=0.0, validator=ge(0))
     arms: list[str] | None = None
 
 
@@ -122,7 +122,7 @@ class StudyPlan:
         answers: `[answers]`; None without trainings.
         trained: Trainings by name, in order.
         arms: Arms by name, in order.
-        bench: `[bench]`, None for none.
+        benches: Measurements side by side by name, in order.
         eval: `[eval]`, None for none.
     """
 
@@ -132,7 +132,7 @@ class StudyPlan:
     answers: AnswersPlan | None
     trained: Mapping[str, TrainingPlan]
     arms: Mapping[str, ArmPlan]
-    bench: BenchPlan | None
+    benches: Mapping[str, BenchPlan]
     eval: EvalPlan | None
 
     @classmethod
@@ -167,7 +167,7 @@ class StudyPlan:
             answers=_one(tables, "answers", AnswersPlan, faults),
             trained=_named(tables, "trained", TrainingPlan, faults),
             arms=_named(tables, "arms", ArmPlan, faults),
-            bench=_one(tables, "bench", BenchPlan, faults),
+            benches=_named(tables, "bench", BenchPlan, faults),
             eval=_one(tables, "eval", EvalPlan, faults),
         )
         faults += made._misfits(registry)
@@ -182,8 +182,8 @@ class StudyPlan:
             faults.append("[answers]: expected a table, because drafters learn from answers; found none")
         if not self.arms:
             faults.append("[arms]: expected something to measure, found nothing")
-        if self.bench is None and self.eval is None:
-            faults.append("expected a table [bench] or [eval], found neither")
+        if not self.benches and self.eval is None:
+            faults.append("expected a table [bench.NAME] or [eval], found neither")
         recipes: dict[str, Any] = {"answers": self.answers} if self.answers is not None else {}
         recipes |= {f"trained.{name}": plan for name, plan in self.trained.items()}
         recipes |= {f"arms.{name}": plan for name, plan in self.arms.items()}
@@ -203,8 +203,13 @@ class StudyPlan:
             elif arm.trained is not None and arm.trained not in self.trained:
                 hint = nearest(arm.trained, self.trained)
                 faults.append(f"arms.{name}.trained: no training is called {arm.trained!r}{hint}")
-        for where, wanted in (("bench", self.bench), ("eval", self.eval)):
-            for name in (wanted.arms if wanted is not None else None) or ():
+        measured: dict[str, BenchPlan | EvalPlan] = {
+            f"bench.{name}": plan for name, plan in self.benches.items()
+        }
+        if self.eval is not None:
+            measured["eval"] = self.eval
+        for where, wanted in measured.items():
+            for name in wanted.arms or ():
                 if name not in self.arms:
                     faults.append(f"{where}.arms: no arm is called {name!r}{nearest(name, self.arms)}")
         return faults
