@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: every device present, the tiny target, the reference outputs."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from treeflash.target import HuggingFaceTarget, load_target
 
 # Tiny models gain nothing from threads, and lose much when other processes run.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # for the commands that tests start
 settings.register_profile("suite", deadline=None, max_examples=25, print_blob=True)
 settings.load_profile("suite")
 

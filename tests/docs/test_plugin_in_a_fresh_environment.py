@@ -26,7 +26,7 @@ def files():
 def python(tmp_path_factory):
     """A new environment that sees the installed packages, so that none is downloaded."""
     folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=True)
+    venv.create(folder)  # without pip: the borrowed one serves
     (mine,) = folder.glob("lib/python*/site-packages")
     borrowed = [path for path in site.getsitepackages() if Path(path).is_dir()]
     lines = [f"import site; site.addsitedir({path!r})" for path in borrowed]

@@ -1,11 +1,14 @@
 """What the tests share: settings, and the definition of a continuation's probability, applied slowly."""
 
+import os
+
 import pytest
 import torch
 from hypothesis import settings
 
 # Tiny models gain nothing from threads, and no test asserts a time.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # for the commands that tests start
 settings.register_profile("suite", deadline=None, max_examples=25, print_blob=True)
 settings.load_profile("suite")
 
