@@ -7,12 +7,15 @@ import torch
 from hypothesis import strategies as st
 
 from treeflash.target import HuggingFaceTarget
-from treeflash.testing.families import tiny_model
+from treeflash.target.lean import LeanDecoder
+from treeflash.testing.families import FAMILIES, tiny_model
 from treeflash.tree import TokenTree
 
 VOCAB = 40
 WINDOW = 5  # of every family that has one
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
+# Families by their own forward, and some by the pass of ours.
+READINGS = [*FAMILIES, "lean llama", "lean mistral", "lean qwen2", "lean qwen3"]
 NO_SDPA = {"gemma2", "gpt-oss"}
 # Families that round to float32 in the midst of their attention, whatever their dtype.
 ROUNDED = {"gemma2"}
@@ -47,8 +50,13 @@ def trees(draw, max_nodes: int = 9) -> tuple[list[int], list[int]]:
 # Made without the probe, so that a tree read wrongly fails the test that says so.
 @functools.cache
 def shared_target(family: str, dtype: torch.dtype, device: str) -> HuggingFaceTarget:
+    *lean, family = family.split()
     model = tiny_model(family, vocab_size=VOCAB, dtype=dtype, device=device)
-    return HuggingFaceTarget(model, attention="eager" if family in NO_SDPA else "sdpa")
+    target = HuggingFaceTarget(model, attention="eager" if family in NO_SDPA else "sdpa")
+    if lean:
+        target.lean = LeanDecoder.of(model)
+        assert target.lean is not None
+    return target
 
 
 def row(ids: list[int], device) -> torch.Tensor:

@@ -132,7 +132,7 @@ def test_the_callers_own_attention_is_replaced_during_the_pass_alone(seen):
     AttentionInterface.register("loud", loud)
     model = tiny_model("qwen3")
     model.set_attn_implementation("loud")
-    target = wrap_model(model)
+    target = wrap_model(model, lean=False)
     passes, before = seen(model), condition(model)
     assert before["attention"] == "loud"
     use(target)

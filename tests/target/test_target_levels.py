@@ -6,10 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from treeflash.errors import InputError
-from treeflash.testing.families import FAMILIES
 from treeflash.tree import TokenTree
 
-from .target_helpers import BROAD, BROAD_PROMPT, assert_close, prompts, row, shared_target, trees
+from .target_helpers import BROAD, BROAD_PROMPT, READINGS, assert_close, prompts, row, shared_target, trees
 
 
 def read_in_parts(target, state, tree, parts):
@@ -38,7 +37,7 @@ def test_parts_make_the_whole(family, prompt, shape, parts, device):
         assert_close(found[0], target.verify(state, tree).logits[0])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", READINGS)
 def test_what_is_accepted_of_the_parts_is_gone_on_from(family, device):
     target = shared_target(family, torch.float64, device)
     tree = TokenTree.from_lists(*BROAD, device=device)

@@ -9,10 +9,10 @@ from torch import nn
 from treeflash.errors import UnsupportedTargetError
 from treeflash.target import HuggingFaceTarget
 from treeflash.target.taps import decoder_layers, tapped
-from treeflash.testing.families import FAMILIES, tiny_model
+from treeflash.testing.families import tiny_model
 from treeflash.tree import TokenTree
 
-from .target_helpers import BROAD, BROAD_PROMPT, assert_close, at_nodes, row, shared_target
+from .target_helpers import BROAD, BROAD_PROMPT, READINGS, assert_close, at_nodes, row, shared_target
 
 
 def hidden_states(model, layers):
@@ -54,7 +54,7 @@ def hooked_during_a_pass(monkeypatch):
 
 
 @pytest.mark.parametrize("layers", [(0,), (1,), (0, 1), (1, 0), (1, 0, 1)], ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", READINGS)
 def test_taps_are_the_models_hidden_states(family, layers, device):
     target = shared_target(family, torch.float64, device)
     # Asking for hidden states may leave transformers' own hooks behind: on a copy.

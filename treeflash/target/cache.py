@@ -22,23 +22,22 @@ class Extent:
     Attributes:
         capacity: Rows there is room for.
         lengths: int64 `[B]` on the CPU: committed rows of each sequence.
-        behind: Rows behind the committed ones that the next pass leaves as they are: a tree's upper
-            levels, when its next one is read.
+        end: Where the next pass writes. Every layer asks, so that it is worked out once a pass.
     """
 
     capacity: int
     lengths: Tensor
-    behind: int = 0
+    end: int = 0
 
     @property
     def length(self) -> int:
         """Committed rows of the longest sequence."""
         return int(self.lengths.max())
 
-    @property
-    def end(self) -> int:
-        """Where the next pass writes."""
-        return self.length + self.behind
+    def commit(self, lengths: Tensor) -> None:
+        """Sets the committed rows; the next pass writes behind them."""
+        self.lengths = lengths
+        self.end = self.length
 
 
 class TreeCacheLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here
@@ -117,12 +116,13 @@ class TreeCache(Cache):  # type: ignore[misc]  # transformers is untyped here
 
         Args:
             rows: Rows it writes.
-            behind: Rows behind the committed ones that it leaves as they are.
+            behind: Rows behind the committed ones that it leaves as they are: a tree's upper levels, when
+                its next one is read.
 
         Raises:
             InputError: When there is no room.
         """
-        self.extent.behind = behind
+        self.extent.end = self.length + behind
         if self.extent.end + rows > self.extent.capacity:
             raise InputError(
                 f"the cache has room for {self.extent.capacity} positions; "
@@ -131,7 +131,7 @@ class TreeCache(Cache):  # type: ignore[misc]  # transformers is untyped here
 
     def append(self, rows: int) -> None:
         """Commits the next `rows` rows, which a forward has just written."""
-        self.extent.lengths = self.extent.lengths + rows
+        self.extent.commit(self.extent.lengths + rows)
 
     def keep(self, path: Sequence[int]) -> None:
         """Commits the rows of one path of the tree written last.
@@ -145,8 +145,8 @@ class TreeCache(Cache):  # type: ignore[misc]  # transformers is untyped here
             rows = torch.tensor([start + node for node in path[moved:]]).to(self.layers[0].keys.device)
             for layer in self.layers:
                 layer.keep(rows, start + moved)
-        self.extent.lengths = self.extent.lengths + len(path)
+        self.extent.commit(self.extent.lengths + len(path))
 
     def rewind(self, lengths: Tensor) -> None:
         """Forgets the rows from `lengths`, int64 `[B]`, on."""
-        self.extent.lengths = torch.minimum(self.extent.lengths, lengths)
+        self.extent.commit(torch.minimum(self.extent.lengths, lengths))

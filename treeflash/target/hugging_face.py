@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from treeflash.errors import InputError, UnsupportedTargetError
 from treeflash.target.cache import TreeCache
+from treeflash.target.lean import LeanDecoder
 from treeflash.target.masks import additive_masks, layer_windows
 from treeflash.target.reading import Reading
 from treeflash.target.taps import decoder_layers, tapped
@@ -42,9 +43,12 @@ class HuggingFaceTarget(Reading):
     """A model read in trees; it is borrowed, and left as it was after every pass.
 
     Args:
-        model: The model, on its device in its dtype. Its own forward is used throughout.
+        model: The model, on its device in its dtype. Its own forward is used, unless `lean` is set.
         tokenizer: Its tokenizer, for text; token ids do without.
         attention: The attention implementation to read trees with, "sdpa" or "eager".
+
+    Attributes:
+        lean: Reads prompts and trees in place of the model's own forward, when it is there.
 
     Raises:
         UnsupportedTargetError: When the model's interface or layers rule trees out. `wrap_model`
@@ -57,6 +61,7 @@ class HuggingFaceTarget(Reading):
         self.config: Any = config
         self.text = None if tokenizer is None else TextCodec(tokenizer)
         self.attention = attention
+        self.lean: LeanDecoder | None = None
         self.windows: dict[str, int | None] = layer_windows(config)
         self._parameters = set(inspect.signature(model.forward).parameters)
         self._cache_name = _cache_name(self._parameters)
@@ -136,6 +141,10 @@ class HuggingFaceTarget(Reading):
         """
         start = state.cache.length
         state.cache.reserve(tree.size - first, behind=first)
+        if tree.size == 1 and self.lean is not None and not any(self.windows.values()):
+            # Plain decoding: a root sees all that is committed, which needs no mask.
+            at = torch.full_like(tree.token_ids, start)
+            return self._read_leanly(self.lean, state, tree.token_ids, at, None, last_logits=False)
         # A node's position is that of its depth, wherever its row lies. Empty slots hold anything.
         is_node = tree.is_node
         positions = start + tree.depths.masked_fill(~is_node, 0)
@@ -177,7 +186,8 @@ class HuggingFaceTarget(Reading):
 
     def project(self, normed: Tensor) -> Tensor:
         """Applies the output head alone (see `Target.project`)."""
-        out: Tensor = self.model.get_output_embeddings()(normed)
+        head = self.model.get_output_embeddings() if self.lean is None else self.lean.head
+        out: Tensor = head(normed)
         return out
 
     def fingerprint(self) -> TargetFacts:
@@ -200,11 +210,14 @@ class HuggingFaceTarget(Reading):
         *,
         last_logits: bool,
     ) -> TargetOutput:
-        """One pass of the model's own forward, with explicit positions and masks."""
+        """One pass with explicit positions and masks."""
+        masks = additive_masks(self.windows, visible, queries, keys, self.dtype)
+        if self.lean is not None:
+            return self._read_leanly(self.lean, state, token_ids, queries, masks, last_logits=last_logits)
         inputs: dict[str, Any] = {
             "input_ids": token_ids,
             "position_ids": queries,
-            "attention_mask": additive_masks(self.windows, visible, queries, keys, self.dtype),
+            "attention_mask": masks,
             self._cache_name: state.cache,
             "use_cache": True,
             "return_dict": True,
@@ -218,6 +231,21 @@ class HuggingFaceTarget(Reading):
         taps = torch.cat(outputs, dim=-1) if outputs else None
         # A token that cannot be embedded cannot be gone on from.
         return TargetOutput(logits[:, -1 if last_logits else 0 :, : self.vocab_size], taps)
+
+    def _read_leanly(
+        self,
+        lean: LeanDecoder,
+        state: TargetState,
+        token_ids: Tensor,
+        positions: Tensor,
+        masks: Tensor | dict[str, Tensor] | None,
+        *,
+        last_logits: bool,
+    ) -> TargetOutput:
+        logits, taps = lean(
+            token_ids, positions, masks, state.cache, state.tap_layers, last_logits=last_logits
+        )
+        return TargetOutput(logits[..., : self.vocab_size], taps)
 
     @contextmanager
     def borrowed(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 from treeflash.errors import InputError, UnsupportedTargetError, first_line
 from treeflash.target.hugging_face import HuggingFaceTarget
+from treeflash.target.lean import LeanDecoder
 from treeflash.target.probe import probe
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
@@ -24,12 +25,14 @@ DTYPES = {
 }
 
 
-def wrap_model(model: PreTrainedModel, tokenizer: Any = None) -> HuggingFaceTarget:
+def wrap_model(model: PreTrainedModel, tokenizer: Any = None, *, lean: bool = True) -> HuggingFaceTarget:
     """Makes a target of a model after checking, on a tiny tree, that it can be verified in trees.
 
     Args:
         model: The model, on its device in its dtype. It is borrowed for each pass and left as it was.
         tokenizer: Its tokenizer, for text; token ids do without.
+        lean: Whether to read it by a pass of our own where its family is known (`treeflash.target.lean`);
+            without, its own forward is called, hooks that are added to it later included.
 
     Returns:
         The target, with the first attention implementation that passes.
@@ -45,6 +48,9 @@ def wrap_model(model: PreTrainedModel, tokenizer: Any = None) -> HuggingFaceTarg
         except UnsupportedTargetError as error:
             reason = str(error)
         if reason is None:
+            target.lean = LeanDecoder.of(model) if lean else None
+            if target.lean is not None and probe(target) is not None:
+                target.lean = None
             return target
         if reason not in reasons:
             reasons.append(reason)
@@ -53,7 +59,12 @@ def wrap_model(model: PreTrainedModel, tokenizer: Any = None) -> HuggingFaceTarg
 
 
 def load_target(
-    name: str | Path, *, dtype: str = "auto", device: str = "auto", called: str = "target"
+    name: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    lean: bool = True,
+    called: str = "target",
 ) -> HuggingFaceTarget:
     """Loads a model and its tokenizer, and checks that it can be verified in trees.
 
@@ -61,6 +72,7 @@ def load_target(
         name: Folder or hub name.
         dtype: "auto" takes the model's own; otherwise "float32", "bfloat16", ...
         device: "auto" takes a GPU when there is one; otherwise "cpu", "cuda:1", ...
+        lean: As in `wrap_model`.
         called: What messages call it.
 
     Returns:
@@ -84,7 +96,7 @@ def load_target(
         raise InputError(
             f"{called} {str(name)!r} cannot be loaded: tensors are missing: {', '.join(missing)}"
         )
-    return wrap_model(model.to(place).eval(), tokenizer)
+    return wrap_model(model.to(place).eval(), tokenizer, lean=lean)
 
 
 def torch_dtype(name: str) -> torch.dtype | str:

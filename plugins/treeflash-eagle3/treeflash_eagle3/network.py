@@ -12,6 +12,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from treeflash.components.drafters.dflash_network import Mlp, Norm
+from treeflash.layouts import Linear
 
 # Target layers whose outputs are fused into one state.
 NUM_TAPS = 3
@@ -37,10 +38,10 @@ class Attention(nn.Module):
             heads * self.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads)
         )
         width = 2 * config.hidden_size
-        self.q_proj = nn.Linear(width, query, bias=False)
-        self.k_proj = nn.Linear(width, key, bias=False)
-        self.v_proj = nn.Linear(width, key, bias=False)
-        self.o_proj = nn.Linear(query, config.hidden_size, bias=False)
+        self.q_proj = Linear(width, query, bias=False)
+        self.k_proj = Linear(width, key, bias=False)
+        self.v_proj = Linear(width, key, bias=False)
+        self.o_proj = Linear(query, config.hidden_size, bias=False)
 
     def _heads(self, states: Tensor) -> Tensor:
         heads = states.shape[-1] // self.head_dim
@@ -81,10 +82,10 @@ class Eagle3Network(nn.Module):
     def __init__(self, config: LlamaConfig, draft_vocab_size: int, vocab_size: int) -> None:
         super().__init__()
         self.config = config
-        self.fc = nn.Linear(NUM_TAPS * config.hidden_size, config.hidden_size, bias=False)
+        self.fc = Linear(NUM_TAPS * config.hidden_size, config.hidden_size, bias=False)
         self.midlayer = Layer(config)
         self.norm = Norm(config.hidden_size, eps=config.rms_norm_eps)
-        self.lm_head = nn.Linear(config.hidden_size, draft_vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, draft_vocab_size, bias=False)
         self.register_buffer("d2t", torch.zeros(draft_vocab_size, dtype=torch.int64))
         self.register_buffer("t2d", torch.zeros(vocab_size, dtype=torch.bool))
 

@@ -13,6 +13,8 @@ from torch.nn import functional
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
+from treeflash.layouts import Linear
+
 
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions: `states` `[B, heads, n, d]`, `cos` and `sin` `[B, n, d]`."""
@@ -57,10 +59,10 @@ class Attention(nn.Module):
             heads * self.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads)
         )
         bias = config.attention_bias
-        self.q_proj = nn.Linear(config.hidden_size, query, bias=bias)
-        self.k_proj = nn.Linear(config.hidden_size, key, bias=bias)
-        self.v_proj = nn.Linear(config.hidden_size, key, bias=bias)
-        self.o_proj = nn.Linear(query, config.hidden_size, bias=bias)
+        self.q_proj = Linear(config.hidden_size, query, bias=bias)
+        self.k_proj = Linear(config.hidden_size, key, bias=bias)
+        self.v_proj = Linear(config.hidden_size, key, bias=bias)
+        self.o_proj = Linear(query, config.hidden_size, bias=bias)
         self.q_norm = Norm(self.head_dim, eps=config.rms_norm_eps)
         self.k_norm = Norm(self.head_dim, eps=config.rms_norm_eps)
 
@@ -121,9 +123,9 @@ class Mlp(nn.Module):
 
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, states: Tensor) -> Tensor:
         """`[..., D]` to `[..., D]`."""
@@ -157,7 +159,7 @@ class DFlashNetwork(nn.Module):
     def __init__(self, config: Qwen3Config, num_taps: int) -> None:
         super().__init__()
         self.config = config
-        self.fc = nn.Linear(num_taps * config.hidden_size, config.hidden_size, bias=False)
+        self.fc = Linear(num_taps * config.hidden_size, config.hidden_size, bias=False)
         self.hidden_norm = Norm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.norm = Norm(config.hidden_size, eps=config.rms_norm_eps)

@@ -6,6 +6,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from treeflash import layouts
 from treeflash.checkpoints.reader import Checkpoint
 from treeflash.components.refiners.trained import HiddenRefiner, per_source, reset_weights
 from treeflash.target_interface import Target
@@ -23,7 +24,7 @@ class LinearNetwork(nn.Module):
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.norm = nn.RMSNorm(hidden, eps=_NORM_EPS)
-        self.linear = nn.Linear(2 * hidden, hidden, bias=False)
+        self.linear = layouts.Linear(2 * hidden, hidden, bias=False)
 
     def reset(self, generator: torch.Generator) -> None:
         """Gives the weights their first values; the map adds nothing at first."""
@@ -49,4 +50,4 @@ class Linear(HiddenRefiner):
     def correction(self, embedded: Tensor, normed: Tensor, slots: Tensor | slice) -> Tensor:
         """Applies the map."""
         network = self.network
-        return per_source(network.linear.weight, network.norm(embedded), normed, slots)
+        return per_source(network.linear, network.norm(embedded), normed, slots)

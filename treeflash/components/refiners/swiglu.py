@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from treeflash.checkpoints.reader import Checkpoint
 from treeflash.components.refiners.trained import HiddenRefiner, per_source, reset_weights
+from treeflash.layouts import Linear
 from treeflash.target_interface import Target
 
 _NORM_EPS = 1e-6
@@ -26,8 +27,8 @@ class SwiGluNetwork(nn.Module):
     def __init__(self, hidden: int, intermediate: int, history: int) -> None:
         super().__init__()
         self.norm = nn.RMSNorm(hidden, eps=_NORM_EPS)
-        self.ug = nn.Linear((history + 1) * hidden, 2 * intermediate)
-        self.d = nn.Linear(intermediate, hidden, bias=False)
+        self.ug = Linear((history + 1) * hidden, 2 * intermediate)
+        self.d = Linear(intermediate, hidden, bias=False)
 
     def reset(self, generator: torch.Generator) -> None:
         """Gives the weights their first values; the layer adds nothing at first."""
@@ -56,7 +57,7 @@ class SwiGlu(HiddenRefiner):
     def correction(self, embedded: Tensor, normed: Tensor, slots: Tensor | slice) -> Tensor:
         """Runs the layer."""
         network = self.network
-        both = per_source(network.ug.weight, network.norm(embedded), normed, slots) + network.ug.bias
+        both = per_source(network.ug, network.norm(embedded), normed, slots) + network.ug.bias
         up, gate = both.chunk(2, dim=-1)
         out: Tensor = network.d(functional.silu(gate) * up)
         return out

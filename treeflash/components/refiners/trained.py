@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Self
 import attrs
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from treeflash.checkpoints.dflash_layout import open_for
 from treeflash.checkpoints.reader import SHOWN_FAULTS, Checkpoint, weight_misfits
 from treeflash.errors import CheckpointError, bullet_list
 from treeflash.interfaces import BuildContext, Refiner
+from treeflash.layouts import Linear
 from treeflash.target_interface import Target
 from treeflash.types import BlockDraft
 
@@ -223,13 +223,13 @@ class HiddenRefiner(TrainedRefiner):
         """
 
 
-def per_source(weight: Tensor, embedded: Tensor, normed: Tensor, slots: Tensor | slice) -> Tensor:
+def per_source(linear: Linear, embedded: Tensor, normed: Tensor, slots: Tensor | slice) -> Tensor:
     """A product with the concatenation of embeddings and a hidden state, without concatenating.
 
     The half of the hidden states is computed once per position, however many contexts share it.
 
     Args:
-        weight: `[out, (history + 1) * D]`, the embeddings' columns first.
+        linear: From `(history + 1) * D` inputs, the embeddings' first; its bias is left out.
         embedded: `[B, F, history, D]`.
         normed: `[B, P, D]`.
         slots: int64 `[F]`, or a slice of F.
@@ -238,8 +238,8 @@ def per_source(weight: Tensor, embedded: Tensor, normed: Tensor, slots: Tensor |
         `[B, F, out]`.
     """
     width = embedded.shape[-2] * embedded.shape[-1]
-    of_tokens = functional.linear(embedded.flatten(-2), weight[:, :width])
-    of_hidden = functional.linear(normed, weight[:, width:])
+    of_tokens = linear.over(slice(0, width), embedded.flatten(-2))
+    of_hidden = linear.over(slice(width, None), normed)
     return of_tokens + of_hidden[:, slots]
 
 

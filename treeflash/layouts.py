@@ -1,0 +1,111 @@
+"""Linear maps over weights laid out for the processor they are on.
+
+A CPU multiplies a few rows by a matrix no faster than it can read the matrix, and reads a matrix in its own
+blocked layout up to twice as fast as one in rows. The blocks are made when a map is first used to decode, and
+hold the weights a second time.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+_WHOLE = slice(None)
+
+
+class Linear(nn.Linear):
+    """`nn.Linear`, over blocks while it decodes; elsewhere (in training) it is just that."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        """`[..., in]` to `[..., out]`."""
+        return self._blocks(_WHOLE)(states)
+
+    def over(self, columns: slice, states: Tensor) -> Tensor:
+        """The part of the map that belongs to some of its inputs, without the bias.
+
+        Args:
+            columns: Which inputs.
+            states: These alone, `[..., columns]`.
+
+        Returns:
+            `[..., out]`; over all inputs these sum to the map without its bias.
+        """
+        return self._blocks(columns)(states)
+
+    def _blocks(self, columns: slice) -> "Blocks":
+        # Neither a submodule nor a part of the state.
+        made: dict[tuple[Any, Any], Blocks] = self.__dict__.setdefault("_made", {})
+        key = columns.start, columns.stop
+        if key not in made:
+            made[key] = Blocks([self], columns)
+        return made[key]
+
+
+class Blocks:
+    """One or more linear maps of the same input, their outputs side by side.
+
+    The maps are borrowed: a weight that is changed in place or replaced is seen at the next call.
+
+    Args:
+        maps: Modules with `weight` `[out, in]` and `bias` `[out]` or None.
+        columns: Which of their inputs are given; with some alone, biases are left out.
+    """
+
+    def __init__(self, maps: Sequence[nn.Module], columns: slice = _WHOLE) -> None:
+        self._maps: list[Any] = list(maps)
+        self._columns = columns
+        self._made_of: list[tuple[int, int]] | None = None
+        self._weight: Tensor | None = None
+        self._bias: Tensor | None = None
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """`[..., in]` to `[..., out]`, the sum of all `out`."""
+        weights = [part.weight for part in self._maps]
+        if not _can_lay_out(weights[0], states):
+            outputs = [functional.linear(states, *self._part(index)) for index in range(len(weights))]
+            return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+        made_of = [_state(weight) for weight in weights]
+        if made_of != self._made_of:
+            self._lay_out()
+            self._made_of = made_of
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(states, self._weight, self._bias, "none", [], "")
+        return out
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Blocks":
+        """Blocks of copied maps, to be made anew."""
+        return Blocks(copy.deepcopy(self._maps, memo), self._columns)
+
+    def _part(self, index: int) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of a map, as far as its columns are asked for."""
+        part = self._maps[index]
+        return (part.weight, part.bias) if self._columns == _WHOLE else (part.weight[:, self._columns], None)
+
+    def _lay_out(self) -> None:
+        """Makes the blocks."""
+        parts = [self._part(index) for index in range(len(self._maps))]
+        weight = torch.cat([weight.detach() for weight, _ in parts])
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        biases = [bias.detach() for _, bias in parts if bias is not None]
+        self._bias = torch.cat(biases) if biases else None
+
+
+def _can_lay_out(weight: Tensor, states: Tensor) -> bool:
+    """Whether blocks are known to be faster: in float32 the library's own path is, for a single row."""
+    return (
+        torch.is_inference_mode_enabled()
+        and weight.dtype == states.dtype == torch.bfloat16
+        and weight.device.type == "cpu"
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+
+
+def _state(weight: Tensor) -> tuple[int, int]:
+    """Changes when a weight is replaced, or changed in place where that is counted."""
+    try:
+        return weight.data_ptr(), weight._version
+    except RuntimeError:  # made in inference mode
+        return weight.data_ptr(), 0
