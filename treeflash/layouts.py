@@ -50,11 +50,11 @@ class Blocks:
     The maps are borrowed: a weight that is changed in place or replaced is seen at the next call.
 
     Args:
-        maps: Modules with `weight` `[out, in]` and `bias` `[out]` or None.
+        maps: Each with `weight` `[out, in]` and `bias` `[out]` or None, as `nn.Linear` has them.
         columns: Which of their inputs are given; with some alone, biases are left out.
     """
 
-    def __init__(self, maps: Sequence[nn.Module], columns: slice = _WHOLE) -> None:
+    def __init__(self, maps: Sequence[Any], columns: slice = _WHOLE) -> None:
         self._maps: list[Any] = list(maps)
         self._columns = columns
         self._made_of: list[tuple[int, int]] | None = None

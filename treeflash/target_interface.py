@@ -1,6 +1,6 @@
 """The target as the parts see it, whatever model is behind it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -81,6 +81,18 @@ class Target(Protocol):
 
     def project(self, normed: Tensor) -> Tensor:
         """Normed hidden states `[..., D]` to logits `[..., V]`, by the output head alone."""
+        ...
+
+    def head(self, columns: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+        """The output head over some tokens, its weights gathered once.
+
+        Args:
+            columns: int64 `[V']`: the tokens wanted; None for all.
+            dtype: Of its weights and of what it is given.
+
+        Returns:
+            Normed hidden states `[..., D]` to logits `[..., V']`.
+        """
         ...
 
     def fingerprint(self) -> TargetFacts:

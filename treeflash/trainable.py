@@ -45,18 +45,6 @@ class TrainingTarget(Target, Protocol):
         """
         ...
 
-    def head(self, columns: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-        """The output head over some tokens, its weights gathered once.
-
-        Args:
-            columns: int64 `[V']`: the tokens wanted; None for all.
-            dtype: Of its weights and of what it is given.
-
-        Returns:
-            Normed hidden states `[..., D]` to logits `[..., V']`.
-        """
-        ...
-
     def finish(self, logits: Tensor) -> Tensor:
         """What the model does to the head's logits before it reads them as a distribution."""
         ...

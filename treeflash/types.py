@@ -102,6 +102,7 @@ class DraftHead:
         project: Normed hidden states `[..., D]` to logits `[..., V']`.
         vocab_size: Tokens that may be drafted: ids from 0 up to it. Logits past it (padding of the
             head) are ignored.
+        columns: int64 `[V']`, ascending: the tokens that are scored, when that is not all of them.
         temperature: Divides the logits.
         chunk: Rows projected at once. A logit row is as wide as the vocabulary, so that all rows of a
             large lattice at once would be written to fresh memory and read back from there; too few
@@ -112,8 +113,22 @@ class DraftHead:
     norm: Callable[[Tensor], Tensor]
     project: Callable[[Tensor], Tensor]
     vocab_size: int
+    columns: Tensor | None = None
     temperature: float = 1.0
     chunk: int = 32
+
+    @property
+    def width(self) -> int:
+        """Tokens that are scored, V'."""
+        return self.vocab_size if self.columns is None else len(self.columns)
+
+    def tokens(self, index: Tensor) -> Tensor:
+        """The tokens that belong to columns of the logits, int64 of any shape."""
+        return index if self.columns is None else self.columns[index]
+
+    def index(self, token_ids: Tensor) -> Tensor:
+        """Columns of the logits that belong to tokens among those scored, int64 of any shape."""
+        return token_ids if self.columns is None else torch.searchsorted(self.columns, token_ids)
 
     def logits(self, normed: Tensor) -> Tensor:
         """Draft logits.
@@ -122,9 +137,9 @@ class DraftHead:
             normed: Hidden states behind the final norm, `[..., D]`.
 
         Returns:
-            float32 `[..., V]`, divided by the temperature.
+            float32 `[..., V']`, divided by the temperature.
         """
-        logits = self.project(normed)[..., : self.vocab_size].float()
+        logits = self.project(normed)[..., : self.width].float()
         return logits if self.temperature == 1 else logits / self.temperature
 
     def top_k(self, normed: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -132,20 +147,20 @@ class DraftHead:
 
         Args:
             normed: Hidden states behind the final norm, `[..., D]`.
-            k: How many; more than the vocabulary gives the vocabulary.
+            k: How many; more than are scored gives all of these.
 
         Returns:
             `ids` int64 `[..., k]` by falling probability, and `log_probs` float32 `[..., k]`.
         """
-        k = min(k, self.vocab_size)
+        k = min(k, self.width)
         rows = normed.reshape(-1, normed.shape[-1])
         step = self.chunk if rows.device.type == "cpu" else max(1, rows.shape[0])
         ids, log_probs = [], []
         for start in range(0, rows.shape[0], step):
             logits = self.logits(rows[start : start + step])
-            top, top_ids = wide_top_k(logits, k)
+            top, index = wide_top_k(logits, k)
             # Only k log-probabilities are needed: the normaliser is one number a row.
-            ids.append(top_ids)
+            ids.append(self.tokens(index))
             log_probs.append(top - torch.logsumexp(logits, dim=-1, keepdim=True))
         shape = (*normed.shape[:-1], k)
         return torch.cat(ids).view(shape), torch.cat(log_probs).view(shape)
@@ -183,27 +198,30 @@ class BlockDraft:
         The distributions are computed once, whoever asks.
 
         Args:
-            k: How many; more than the vocabulary gives the vocabulary.
+            k: How many; more than are scored gives all of these.
 
         Returns:
             `ids` int64 and `log_probs` float32, `[B, P, k]`, by falling probability.
         """
         logits, total = self._marginals
-        top, ids = wide_top_k(logits, min(k, logits.shape[-1]))
-        return ids, top - total
+        top, index = wide_top_k(logits, min(k, logits.shape[-1]))
+        return self.head.tokens(index), top - total
 
     def log_mass_outside(self, ids: Tensor) -> Tensor:
         """What the backbone's own distributions leave for other tokens.
 
         Args:
-            ids: int64 `[B, P, k]`, distinct in a position.
+            ids: int64 `[B, P, k]`, distinct in a position, from `top_k`.
 
         Returns:
             float32 `[B, P, 1]`, log of the probability of all tokens but these; summed over the
             others, since one minus a sum is rounding noise where little is left.
         """
         logits, total = self._marginals
-        return torch.logsumexp(logits.scatter(-1, ids, -torch.inf), dim=-1, keepdim=True) - total
+        return (
+            torch.logsumexp(logits.scatter(-1, self.head.index(ids), -torch.inf), dim=-1, keepdim=True)
+            - total
+        )
 
 
 @attrs.frozen(eq=False)

@@ -130,7 +130,10 @@ def random_dflash(target, case):
     torch.manual_seed(case.seed)
     network = DFlashNetwork(Qwen3Config(**sizes), len(layers)).to(target.device, target.dtype)
     facts = DFlashFacts(sizes, case.block_size, 0, layers, None, None, None)
-    return DFlash(network.requires_grad_(False), facts)
+    columns = None
+    if case.seed % 2:  # every other token
+        columns = torch.arange(0, target.vocab_size, 2, device=target.device)
+    return DFlash(network.requires_grad_(False), facts, columns=columns)
 
 
 def random_refiner(target, case, width):

@@ -255,7 +255,15 @@ def test_what_a_run_writes(registry, small, data, decodes, tmp_path):
     written = session.train(recipe, registry, [data], tmp_path, listener)
     assert written == tmp_path / "drafter" / "recipe.toml"
     files = {path.name for path in (tmp_path / "drafter").iterdir()}
-    assert files == {"README.md", "config.json", "model.safetensors", "recipe.toml", "training.json"}
+    assert files == {
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "recipe.toml",
+        "shortlist.json",
+        "training.json",
+    }
+    assert len(json.loads((tmp_path / "drafter" / "shortlist.json").read_text())["token_ids"]) == 30
     assert {"loss.png", "acceptance.png", "metrics.jsonl", "run.json"} <= set(
         path.name for path in tmp_path.iterdir()
     )

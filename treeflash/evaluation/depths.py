@@ -83,9 +83,12 @@ def distributions(decoder: Decoder, draft: BlockDraft, tokens: Tensor) -> dict[s
             the refiner is given the true previous tokens.
 
     Returns:
-        Probabilities float32 `[P, V']` by "backbone" and, when a refiner changes them, "refined".
+        Probabilities float32 `[P, V]` by "backbone" and, when a refiner changes them, "refined".
     """
-    found = {"backbone": draft.head.logits(draft.normed)[0].softmax(dim=-1)}
+    head = draft.head
+    scored = head.logits(draft.normed)[0].softmax(dim=-1)
+    index = head.tokens(torch.arange(head.width, device=scored.device))
+    found = {"backbone": scored.new_zeros(draft.depth, head.vocab_size).index_copy_(1, index, scored)}
     refiner = decoder.refiner
     if refiner is None or refiner.history == 0:
         return found
@@ -94,6 +97,6 @@ def distributions(decoder: Decoder, draft: BlockDraft, tokens: Tensor) -> dict[s
     # Behind slot i stand the tokens 2 + i - history to 1 + i.
     window = (2 - history) + torch.arange(history, device=tokens.device)
     previous = tokens[slots[:, None] + window][None]
-    ids, log_probs = refiner.children(draft, slots, previous, draft.head.vocab_size)
+    ids, log_probs = refiner.children(draft, slots, previous, head.width)
     found["refined"] = torch.zeros_like(found["backbone"]).scatter_(1, ids[0], log_probs[0].exp())
     return found

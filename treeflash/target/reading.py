@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers import PreTrainedModel
 
+from treeflash.layouts import Blocks
 from treeflash.target.masks import additive_masks
 from treeflash.target.taps import tapped
 
@@ -79,12 +80,13 @@ class Reading:
         return torch.cat(outputs, dim=-1)[0]
 
     def head(self, columns: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-        """The output head over some tokens (see `TrainingTarget.head`)."""
+        """The output head over some tokens (see `Target.head`)."""
         head = self.model.get_output_embeddings()
         kept = slice(self.vocab_size) if columns is None else columns.to(self.device)
         weight = head.weight.detach()[kept].to(dtype)
         bias = None if getattr(head, "bias", None) is None else head.bias.detach()[kept].to(dtype)
-        return lambda normed: functional.linear(normed.to(dtype), weight, bias)
+        blocks = Blocks([SimpleNamespace(weight=weight, bias=bias)])
+        return lambda normed: blocks(normed.to(dtype))
 
     def finish(self, logits: Tensor) -> Tensor:
         """Scales or caps logits as the family does (see `TrainingTarget.finish`)."""

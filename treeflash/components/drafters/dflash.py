@@ -3,6 +3,7 @@
 Source: DFlash (arXiv:2602.06036).
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -14,6 +15,7 @@ from transformers import Qwen3Config
 
 from treeflash.checkpoints.dflash_layout import DFlashFacts, open_for
 from treeflash.checkpoints.reader import SHOWN_FAULTS, weight_misfits
+from treeflash.checkpoints.shortlist import read_shortlist
 from treeflash.components.drafters.dflash_network import DFlashNetwork
 from treeflash.errors import CheckpointError, bullet_list, first_line
 from treeflash.interfaces import BuildContext, Drafter
@@ -28,10 +30,12 @@ class DFlashOptions:
     Attributes:
         checkpoint: Folder or hub name of a DFlash or TreeFlash checkpoint.
         temperature: Divides the draft logits.
+        shortlist: Score only the tokens that the checkpoint lists, those it was trained on, if it lists any.
     """
 
     checkpoint: str
     temperature: float = attrs.field(default=1.0, validator=gt(0))
+    shortlist: bool = True
 
 
 @attrs.define(eq=False)
@@ -55,6 +59,7 @@ class DFlash(Drafter):
         network: The weights.
         facts: What the checkpoint says of itself.
         temperature: Divides the draft logits.
+        columns: int64 `[V']`, ascending: the tokens that are scored; None for all.
     """
 
     Options: ClassVar[type | None] = DFlashOptions
@@ -62,22 +67,29 @@ class DFlash(Drafter):
     network: DFlashNetwork
     facts: DFlashFacts
     temperature: float = 1.0
+    columns: Tensor | None = None
     _target: Target | None = attrs.field(default=None, init=False)
+    _project: Callable[[Tensor], Tensor] | None = attrs.field(default=None, init=False)
 
     @classmethod
     def from_options(cls, options: DFlashOptions, context: BuildContext) -> Self:
         """Reads the checkpoint that a recipe names."""
         folder = context.locate(options.checkpoint)
-        return cls.from_checkpoint(folder, context.target, temperature=options.temperature)
+        return cls.from_checkpoint(
+            folder, context.target, temperature=options.temperature, shortlist=options.shortlist
+        )
 
     @classmethod
-    def from_checkpoint(cls, folder: Path | str, target: Target, *, temperature: float = 1.0) -> Self:
+    def from_checkpoint(
+        cls, folder: Path | str, target: Target, *, temperature: float = 1.0, shortlist: bool = True
+    ) -> Self:
         """Reads a checkpoint's backbone for a target.
 
         Args:
             folder: With `config.json` and safetensors, in the DFlash or TreeFlash layout.
             target: The target it will draft for.
             temperature: Divides the draft logits.
+            shortlist: As in the options.
 
         Returns:
             The drafter, in the target's dtype on its device.
@@ -93,6 +105,7 @@ class DFlash(Drafter):
             faults.append(f"config.json cannot be used: {first_line(error)}")
             raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults)) from None
         faults += checkpoint.load(network, "backbone")
+        columns = read_shortlist(checkpoint.folder, target.vocab_size, faults) if shortlist else None
         if faults:
             raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults, most=SHOWN_FAULTS))
         network = network.to(device=target.device, dtype=target.dtype).eval()
@@ -101,7 +114,7 @@ class DFlash(Drafter):
         except Exception as error:  # so does each kind of rotary scaling
             fault = f"rope_parameters cannot be used: {type(error).__name__} {first_line(error)}"
             raise CheckpointError(f"{checkpoint.folder}: {fault}") from None
-        return cls(network, facts, temperature)
+        return cls(network, facts, temperature, None if columns is None else columns.to(target.device))
 
     @property
     def tap_layers(self) -> tuple[int, ...]:  # type: ignore[override]  # the checkpoint says which
@@ -119,6 +132,7 @@ class DFlash(Drafter):
         if faults:
             raise CheckpointError(bullet_list("the drafter was made for another target", faults))
         self._target = target
+        self._project = target.project if self.columns is None else target.head(self.columns, target.dtype)
 
     def start(self, batch_size: int, capacity: int) -> DFlashState:
         """Makes an empty context, with room for one block behind it."""
@@ -141,8 +155,9 @@ class DFlash(Drafter):
 
     def propose(self, state: DFlashState, recent: Tensor, limits: Limits) -> BlockDraft:
         """Runs the backbone once; the whole block, since that is what it was trained on."""
-        target = self._target
+        target, project = self._target, self._project
         assert target is not None, "bind comes first"
+        assert project is not None, "bind comes first"
         masks = recent.new_full((recent.shape[0], self.max_depth), self.facts.mask_token_id)
         block = target.embed(torch.cat([recent[:, 1:], masks], dim=1))
         hidden, normed = self.network(block, state.cache, int(state.lengths.max()))
@@ -151,8 +166,9 @@ class DFlash(Drafter):
         head = DraftHead(
             embed=target.embed,
             norm=self.network.norm,
-            project=target.project,
+            project=project,
             vocab_size=target.vocab_size,
+            columns=self.columns,
             temperature=self.temperature,
         )
         return BlockDraft(recent, hidden[:, used], normed[:, used], head)

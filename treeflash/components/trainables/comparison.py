@@ -115,6 +115,7 @@ def measure(
     labels: Tensor,
     lessons: dict[str, Lesson],
     valid: Tensor,
+    columns: Tensor | None = None,
 ) -> dict[str, Simulation]:
     """Compares distributions with the target's over the whole vocabulary.
 
@@ -125,6 +126,7 @@ def measure(
         labels: int64 `[A * P]`.
         lessons: The distributions, by name.
         valid: bool `[A, P]` on the CPU: which rows have a label.
+        columns: int64 `[V']`: the tokens that can be drafted; None for all.
 
     Returns:
         A measurement for each.
@@ -138,6 +140,9 @@ def measure(
         p = target.finish(head(wanted[span]).float()).softmax(dim=-1)
         for name, lesson in lessons.items():
             logits = lesson.logits(head, *(part[span] for part in lesson.rows), *lesson.tables).float()
+            if columns is not None:
+                beyond = torch.full_like(logits, -torch.inf)
+                logits = beyond.index_copy_(1, columns, logits[:, columns])
             hits[name][span] = logits.argmax(dim=-1) == labels[span]
             distances[name][span] = (p - logits.softmax(dim=-1)).abs().sum(dim=-1) / 2
 

@@ -12,6 +12,7 @@ import torch
 from attrs.validators import ge, in_, optional
 from torch import Tensor, nn
 
+from treeflash.checkpoints.shortlist import write_shortlist
 from treeflash.checkpoints.writing import write_checkpoint
 from treeflash.components.refiners.trained import Contexts, Lesson, TrainedRefiner
 from treeflash.components.trainables.blocks import Blocks, draw_anchors, position_weights
@@ -175,6 +176,7 @@ class DFlashTrainable(Trainable):
             read.text.token_ids[rows[:, 1:]].flatten(),
             lessons,
             questions.blocks.has_label(),
+            self.comparison.columns,
         )
 
     def write(self, folder: Path) -> Mapping[str, Mapping[str, Any]]:
@@ -191,6 +193,8 @@ class DFlashTrainable(Trainable):
         write_checkpoint(
             folder, config, self.network, None if refiner is None else refiner.network, self.target.dtype
         )
+        if self.comparison.columns is not None:
+            write_shortlist(folder, self.comparison.columns)
         return {
             "drafter": {"use": "dflash", "checkpoint": "."},
             "builder": {"use": "marginal" if refiner is None else "top-m"},
