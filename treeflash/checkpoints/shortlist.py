@@ -1,6 +1,6 @@
 """The tokens that a drafter was trained to tell apart, stored beside its weights.
 
-A drafter that was compared with its target over a shortlist says nothing of other tokens, and scoring them costs
+A drafter that was compared with its target over a shortlist says nothing of other tokens, and scoring them is
 most of what a draft costs.
 """
 
