@@ -17,6 +17,7 @@ from treeflash.components.refiners.none import NoRefiner
 from treeflash.components.refiners.swiglu import SwiGlu
 from treeflash.components.refiners.two_token import TwoToken
 from treeflash.components.selectors.chain import Chain
+from treeflash.components.selectors.cost_aware import CostAware
 from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.components.trainables.dflash import DFlashTrainable
 from treeflash.components.verifiers.sdpa_tree import SdpaTree
@@ -52,7 +53,7 @@ def treeflash_refiners() -> dict[str, type[Refiner]]:
 @hookimpl
 def treeflash_selectors() -> dict[str, type[Selector]]:
     """The selectors."""
-    return {"chain": Chain, "opt-tree": OptTree}
+    return {"chain": Chain, "cost-aware": CostAware, "opt-tree": OptTree}
 
 
 @hookimpl

@@ -15,6 +15,7 @@ class StepRecord:
         num_accepted: Draft tokens accepted that belong to the text: none past a stop or limit.
         num_emitted: Tokens added to the text, the bonus token included unless the text ends before it.
         seconds: Time of each stage by its name; empty when it was not measured.
+        total: Time of all of it.
     """
 
     num_drafted: int
@@ -22,6 +23,7 @@ class StepRecord:
     num_accepted: int
     num_emitted: int
     seconds: Mapping[str, float] = attrs.field(factory=dict, repr=False)
+    total: float = attrs.field(default=0.0, repr=False)
 
 
 @attrs.frozen

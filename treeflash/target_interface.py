@@ -95,6 +95,17 @@ class Target(Protocol):
         """
         ...
 
+    def head_rows(self, token_ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The output head's weights for tokens.
+
+        Args:
+            token_ids: int64 `[...]`.
+
+        Returns:
+            `[..., D]`, and their biases `[...]`, or None when it has none.
+        """
+        ...
+
     def fingerprint(self) -> TargetFacts:
         """What a drafter checkpoint must agree with."""
         ...

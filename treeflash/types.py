@@ -16,10 +16,12 @@ class Limits:
     Attributes:
         nodes: Draft nodes, the root excluded.
         depth: Levels below the root.
+        length: Positions that the target has read, of the longest sequence; the root's position.
     """
 
     nodes: int
     depth: int
+    length: int = 0
 
     @property
     def allow_drafting(self) -> bool:
@@ -103,6 +105,8 @@ class DraftHead:
         vocab_size: Tokens that may be drafted: ids from 0 up to it. Logits past it (padding of the
             head) are ignored.
         columns: int64 `[V']`, ascending: the tokens that are scored, when that is not all of them.
+        rows: int64 `[...]` of tokens to the weights `[..., D]` that `project` multiplies by for each, and
+            their biases `[...]` or None; None where it is no linear map.
         temperature: Divides the logits.
         chunk: Rows projected at once. A logit row is as wide as the vocabulary, so that all rows of a
             large lattice at once would be written to fresh memory and read back from there; too few
@@ -114,6 +118,7 @@ class DraftHead:
     project: Callable[[Tensor], Tensor]
     vocab_size: int
     columns: Tensor | None = None
+    rows: Callable[[Tensor], tuple[Tensor, Tensor | None]] | None = None
     temperature: float = 1.0
     chunk: int = 32
 

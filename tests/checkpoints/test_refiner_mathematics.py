@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from treeflash.components.refiners import trained
 from treeflash.components.refiners.bilinear import Bilinear, BilinearNetwork
 from treeflash.components.refiners.linear import Linear, LinearNetwork
 from treeflash.components.refiners.none import NoRefiner
@@ -260,3 +261,58 @@ def test_bilinear_scores_that_are_all_low_change_nothing(dtype, device):
     _, log_probs = refiner.children(draft, slots, previous, 6)
     _, expected = NoRefiner().children(draft, slots, previous[..., :0], 6)
     torch.testing.assert_close(log_probs, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["by position", "in one product"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("name", ["swiglu", "linear", "two-token"])
+def test_candidates_alone_are_scored_anew(name, biased, temperature, dense, device, monkeypatch):
+    """Each position's likeliest tokens share what they have together; the others keep what they have."""
+    refiner, draft, model = make(name, torch.float64, device, temperature)
+    bias = torch.linspace(-2, 2, HEAD_ROWS, dtype=torch.float64, device=device) if biased else None
+    head = attrs.evolve(
+        draft.head,
+        project=lambda normed: functional.linear(normed, model.head, bias),
+        rows=lambda ids: (model.head[ids], None if bias is None else bias[ids]),
+    )
+    draft, refiner.candidates = attrs.evolve(draft, head=head), 5
+    if dense:
+        monkeypatch.setattr(trained, "_goes_by_position", lambda states: False)
+    slots, previous = contexts(refiner.history, device)
+    ids, log_probs = refiner.children(draft, slots, previous, 3)
+    candidates, marginals = draft.top_k(5)
+    for row in range(BATCH):
+        for index, slot in enumerate(slots.tolist()):
+            hidden, before = draft.hidden[row, slot], previous[row, index]
+            # Over all tokens, as if the head had no bias but this one.
+            whole = literal(name, refiner.network, hidden, before, model)
+            if bias is not None:
+                whole = (whole + bias[:VOCABULARY].double() / temperature).log_softmax(0)
+            among = candidates[row, slot]
+            mass = marginals[row, slot].exp().sum()
+            expected = whole[among].log_softmax(0) + mass.double().log()
+            best = expected.topk(3)
+            assert among[best.indices].tolist() == ids[row, index].tolist()
+            torch.testing.assert_close(log_probs[row, index].double(), best.values, rtol=1e-5, atol=1e-5)
+
+
+def test_as_many_candidates_as_tokens_are_all_of_them(device):
+    refiner, draft, model = make("swiglu", torch.float64, device)
+    slots, previous = contexts(1, device)
+    draft = attrs.evolve(draft, head=attrs.evolve(draft.head, rows=lambda ids: (model.head[ids], None)))
+    expected = refiner.children(draft, slots, previous, 4)
+    refiner.candidates = VOCABULARY
+    found = refiner.children(draft, slots, previous, 4)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    # No fewer than children wanted.
+    refiner.candidates = 1
+    assert refiner.children(draft, slots, previous, 4)[0].shape[-1] == 4
+
+
+def test_a_head_without_rows_scores_all_tokens(device):
+    refiner, draft, _ = make("swiglu", torch.float64, device)
+    slots, previous = contexts(1, device)
+    expected = refiner.children(draft, slots, previous, 4)
+    refiner.candidates = 5
+    assert torch.equal(refiner.children(draft, slots, previous, 4)[1], expected[1])

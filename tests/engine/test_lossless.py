@@ -23,7 +23,9 @@ from treeflash.components.refiners.swiglu import SwiGlu, SwiGluNetwork
 from treeflash.components.refiners.two_token import TwoToken
 from treeflash.components.selectors import chain, opt_tree
 from treeflash.components.selectors.chain import Chain
+from treeflash.components.selectors.cost_aware import CostAware
 from treeflash.components.selectors.opt_tree import OptTree
+from treeflash.costs import PassCosts
 from treeflash.engine import Decoder
 from treeflash.target import wrap_model
 from treeflash.testing.families import FAMILIES, tiny_model
@@ -107,7 +109,7 @@ def cases(draw):
         block_size=draw(st.integers(2, BLOCK)),
         builder=draw(st.sampled_from(["marginal", "top-m", "frontier"])),
         refiner=draw(st.sampled_from(["none", "swiglu", "linear", "two-token", "bilinear"])),
-        selector=draw(st.sampled_from(["opt-tree", "opt-tree", "chain"])),
+        selector=draw(st.sampled_from(["opt-tree", "opt-tree", "chain", "cost-aware"])),
         budget=draw(st.integers(0, 24)),
         branching=draw(st.sampled_from([1, 2, 4, 100])),
         children=draw(st.sampled_from([1, 2, 5, 100])),
@@ -146,6 +148,8 @@ def random_refiner(target, case, width):
         "bilinear": lambda: Bilinear(BilinearNetwork(width, target.vocab_size, 4), candidates=6),
     }
     refiner = make[case.refiner]()
+    if case.refiner != "bilinear" and case.seed % 3 == 0:
+        refiner.candidates = 6
     for tensor in refiner.network.parameters():
         torch.nn.init.normal_(tensor, std=0.1)
     refiner.network.to(target.device, target.dtype).requires_grad_(False)
@@ -167,7 +171,13 @@ def compose(target, case, text):
     if case.refiner != "none":
         refiner = random_refiner(target, case, width)
         builder = TopM(case.branching, case.children) if case.builder == "marginal" else builder
-    selector = OptTree(case.budget) if case.selector == "opt-tree" else Chain(case.budget)
+    # Passes that cost hardly more for a node, or nearly as much again; or a draft that never pays.
+    costs = PassCosts([1, 25], [64], [[1.0, (1.0, 3.0, 20.0)[case.seed % 3]]])
+    selector = {
+        "opt-tree": OptTree(case.budget),
+        "chain": Chain(case.budget),
+        "cost-aware": CostAware(costs, OptTree(case.budget)),
+    }[case.selector]
     return Decoder(target, drafter, builder, refiner, selector)
 
 

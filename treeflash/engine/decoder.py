@@ -175,11 +175,13 @@ class Decoder:
             watch.start()
             # The bonus token needs no draft: one level less than can still be emitted.
             depth = min(self.drafter.max_depth, rule.limit - have - 1)
-            tree, acceptance = speculate(self, state, draws, steps, Limits(room, depth), watch)
+            limits = Limits(room, depth, int(state.lengths.max()))
+            tree, acceptance = speculate(self, state, draws, steps, limits, watch)
             emitted, reason = rule.clip(acceptance.tokens[0], have)
             if reason is None:
                 commit(self, state, acceptance, watch)
             have += len(emitted)
+            spent = time.perf_counter() - begin
             steps.append(
                 StepRecord(
                     num_drafted=acceptance.num_drafted[0],
@@ -187,9 +189,9 @@ class Decoder:
                     num_accepted=min(acceptance.num_accepted[0], len(emitted)),
                     num_emitted=len(emitted),
                     seconds=watch.take(),
+                    total=spent,
                 )
             )
-            spent = time.perf_counter() - begin
             yield Emission(emitted, tree, acceptance.paths[0], steps[-1], reason, spent)
 
     def _prompt(self, token_ids: Sequence[int] | Tensor) -> Tensor:

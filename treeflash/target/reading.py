@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from treeflash.layouts import Blocks
@@ -87,6 +88,12 @@ class Reading:
         bias = None if getattr(head, "bias", None) is None else head.bias.detach()[kept].to(dtype)
         blocks = Blocks([SimpleNamespace(weight=weight, bias=bias)])
         return lambda normed: blocks(normed.to(dtype))
+
+    def head_rows(self, token_ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The output head's weights for tokens (see `Target.head_rows`)."""
+        head = self.model.get_output_embeddings()
+        bias = getattr(head, "bias", None)
+        return functional.embedding(token_ids, head.weight), None if bias is None else bias[token_ids]
 
     def finish(self, logits: Tensor) -> Tensor:
         """Scales or caps logits as the family does (see `TrainingTarget.finish`)."""

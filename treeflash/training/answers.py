@@ -15,7 +15,8 @@ from typing import Any, Literal
 import attrs
 
 from treeflash.errors import InputError
-from treeflash.training.folders import begin, read_manifest, write_atomically
+from treeflash.files import write_atomically
+from treeflash.training.folders import begin, read_manifest
 
 MANIFEST = "dataset.json"
 _PATTERN = "answers-*.jsonl"

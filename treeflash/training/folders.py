@@ -10,30 +10,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from treeflash.errors import InputError, bullet_list
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a file beside its place and renames it.
-
-    Args:
-        path: Where it goes.
-        text: What it holds.
-
-    Raises:
-        InputError: When the disk does not take it; nothing is left half-written.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise InputError(
-            f"{path}: cannot be written ({error.strerror}); what was written before is whole"
-        ) from None
+from treeflash.files import write_atomically
 
 
 def flush(path: Path) -> None:

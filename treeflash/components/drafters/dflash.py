@@ -169,6 +169,7 @@ class DFlash(Drafter):
             project=project,
             vocab_size=target.vocab_size,
             columns=self.columns,
+            rows=target.head_rows,
             temperature=self.temperature,
         )
         return BlockDraft(recent, hidden[:, used], normed[:, used], head)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 
 import attrs
 import torch
+from attrs.validators import ge, optional
 from torch import Tensor, nn
 
 from treeflash.checkpoints.dflash_layout import open_for
@@ -27,6 +28,18 @@ class RefinerOptions:
     """
 
     checkpoint: str | None = None
+
+
+@attrs.frozen
+class HiddenRefinerOptions(RefinerOptions):
+    """What a recipe says of a refiner of hidden states.
+
+    Attributes:
+        candidates: Of each position's likeliest tokens, how many are scored anew; the others keep their
+            probability. All are when not given.
+    """
+
+    candidates: int | None = attrs.field(default=None, validator=optional(ge(1)))
 
 
 @attrs.frozen
@@ -194,13 +207,37 @@ class TrainedRefiner(Refiner):
 
 @attrs.define(eq=False)
 class HiddenRefiner(TrainedRefiner):
-    """A refiner that corrects the hidden state and leaves the rest to the drafter's norm and head."""
+    """A refiner that corrects the hidden state and leaves the rest to the drafter's norm and head.
+
+    Attributes:
+        candidates: As in the options.
+    """
+
+    Options: ClassVar[type | None] = HiddenRefinerOptions
+
+    candidates: int | None = None
+
+    @classmethod
+    def from_options(cls, options: Any, context: BuildContext) -> Self:
+        """Reads the checkpoint, then sets the number of candidates."""
+        refiner = super().from_options(options, context)
+        refiner.candidates = options.candidates
+        return refiner
 
     def children(self, draft: BlockDraft, slots: Tensor, previous: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Reads the corrected hidden states."""
-        embedded = draft.head.embed(previous)
-        corrected = draft.hidden[:, slots] + self.correction(embedded, draft.normed, slots)
-        return draft.head.top_k(draft.head.norm(corrected), k)
+        head = draft.head
+        embedded = head.embed(previous)
+        normed = head.norm(draft.hidden[:, slots] + self.correction(embedded, draft.normed, slots))
+        wanted = None if self.candidates is None else max(self.candidates, k)
+        if wanted is None or wanted >= head.width or head.rows is None:
+            return head.top_k(normed, k)
+        ids, _ = draft.top_k(wanted)
+        scores = _scores(normed, slots, *head.rows(ids)).float() / head.temperature
+        # What the others have of the backbone's own probability they keep.
+        inside = torch.log1p(-draft.log_mass_outside(ids).exp().clamp(max=1 - 1e-6))[:, slots]
+        best, order = (scores.log_softmax(dim=-1) + inside).topk(min(k, wanted), dim=-1)
+        return ids[:, slots].gather(2, order), best
 
     def lesson(self, contexts: Contexts) -> Lesson:
         """Corrects the hidden states; the head does the rest."""
@@ -221,6 +258,35 @@ class HiddenRefiner(TrainedRefiner):
         Returns:
             `[B, F, D]`.
         """
+
+
+def _scores(normed: Tensor, slots: Tensor, rows: Tensor, biases: Tensor | None) -> Tensor:
+    """Logits of each position's own candidates.
+
+    Args:
+        normed: `[B, F, D]`.
+        slots: int64 `[F]`: the position of each.
+        rows: The head's weights for the candidates, `[B, P, C, D]`.
+        biases: `[B, P, C]`, or None.
+
+    Returns:
+        `[B, F, C]`.
+    """
+    if _goes_by_position(normed):
+        places, counts = torch.unique_consecutive(slots, return_counts=True)
+        groups = zip(places.tolist(), torch.split(normed, counts.tolist(), dim=1), strict=True)
+        scores = torch.cat([group @ rows[:, place].mT for place, group in groups], dim=1)
+    else:
+        # One product with the candidates of all positions, then each one's own.
+        every = normed @ rows.flatten(1, 2).mT
+        own = slots[:, None] * rows.shape[2] + torch.arange(rows.shape[2], device=slots.device)
+        scores = every.gather(2, own.expand(len(every), -1, -1))
+    return scores if biases is None else scores + biases[:, slots]
+
+
+def _goes_by_position(states: Tensor) -> bool:
+    """Whether products go position by position: on a GPU, which context is where would have to be asked."""
+    return states.device.type == "cpu"
 
 
 def per_source(linear: Linear, embedded: Tensor, normed: Tensor, slots: Tensor | slice) -> Tensor:

@@ -28,7 +28,7 @@ class Chain(Selector):
         length = min(limits.nodes, limits.depth)
         if self.budget is not None:
             length = min(length, self.budget)
-        return Limits(nodes=length, depth=length)
+        return attrs.evolve(limits, nodes=length, depth=length)
 
     def select(self, proposal: Proposal, limits: Limits) -> TokenTree:
         """Walks down until the limit or a node without children."""

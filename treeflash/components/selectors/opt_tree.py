@@ -41,7 +41,7 @@ class OptTree(Selector):
     def plan(self, steps: Sequence[StepRecord], limits: Limits) -> Limits:
         """Cuts nodes and depth."""
         depth = limits.depth if self.depth is None else min(limits.depth, self.depth)
-        return Limits(nodes=min(limits.nodes, self.budget), depth=depth)
+        return attrs.evolve(limits, nodes=min(limits.nodes, self.budget), depth=depth)
 
     def select(self, proposal: Proposal, limits: Limits) -> TokenTree:
         """Explores the levels, then keeps the heaviest nodes of all."""

@@ -1,0 +1,29 @@
+"""Where things are kept, and that they are whole."""
+
+import platformdirs
+import pytest
+
+from treeflash.errors import InputError
+from treeflash.files import cache_folder, write_atomically
+
+
+def test_the_cache_is_the_users_or_the_one_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("TREEFLASH_CACHE", "")
+    assert cache_folder() == platformdirs.user_cache_path("treeflash", appauthor=False)
+    monkeypatch.setenv("TREEFLASH_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TREEFLASH_CACHE", "here")
+    assert cache_folder() == tmp_path / "here"
+
+
+def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path):
+    path = tmp_path / "a"
+    write_atomically(path, "before")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match="cannot be written"):
+        write_atomically(tmp_path / "folder", "x")
+    with pytest.raises(InputError, match="cannot be written"):
+        write_atomically(tmp_path / "none" / "a", "x")
+    assert path.read_text() == "before"
+    assert {entry.name for entry in tmp_path.iterdir()} == {"a", "folder"}

@@ -1,0 +1,108 @@
+"""The tree with the most expected tokens a second: as many nodes as are worth what they cost."""
+
+from collections.abc import Sequence
+from typing import Self
+
+import attrs
+import torch
+from attrs.validators import and_, ge, le, optional
+
+from treeflash.components.selectors.opt_tree import MOST_NODES, OptTree
+from treeflash.costs import PassCosts
+from treeflash.interfaces import BuildContext, Selector
+from treeflash.proposal import Proposal
+from treeflash.statistics import StepRecord
+from treeflash.tree import TokenTree
+from treeflash.types import Limits
+
+# Steps that are looked back at: enough to tell a text's mood, few enough to follow it.
+_RECENT = 16
+# Steps without a draft after drafts that did not pay, before one is tried again.
+_PAUSE = 8
+# What drafts must cost more than they bring: a few steps say little, and a pause for nothing is dear.
+_MARGIN = 1.1
+
+
+@attrs.frozen
+class CostAwareOptions:
+    """What a recipe says of the selector.
+
+    Attributes:
+        most: Draft nodes at most, the root excluded.
+        depth: Levels drafted at most; as many as the drafter gives when not set.
+        beam: Nodes of a level whose children are looked at; all that can enter the tree when not set.
+        refresh: Measure the target's passes again, though what they cost on this hardware is known.
+    """
+
+    most: int = attrs.field(default=127, validator=and_(ge(1), le(MOST_NODES)))
+    depth: int | None = attrs.field(default=None, validator=optional(ge(1)))
+    beam: int | None = attrs.field(default=None, validator=optional(ge(1)))
+    refresh: bool = False
+
+
+@attrs.frozen
+class PricedLimits(Limits):
+    """Limits of a step, and what it costs beside the target's pass.
+
+    Attributes:
+        overhead: In seconds as the passes were measured, whatever the machine's pace is now.
+    """
+
+    overhead: float = 0.0
+
+
+@attrs.frozen
+class CostAware(Selector):
+    """Takes the heaviest nodes for as long as one more is worth its share of the target's pass.
+
+    A step over the n heaviest nodes is expected to emit the sum of their weights, the root's own 1 for the
+    bonus token among them, and takes the time of a pass over n nodes and of everything around it. The n of
+    the greatest ratio is taken, anew in each step. Where drafts have not paid for themselves lately, nothing
+    is drafted for some steps.
+
+    Attributes:
+        costs: What the target's passes cost.
+        tree: Finds the heaviest nodes.
+    """
+
+    Options = CostAwareOptions
+
+    costs: PassCosts
+    tree: OptTree
+
+    @classmethod
+    def from_options(cls, options: CostAwareOptions, context: BuildContext) -> Self:
+        """Measures the target, or reads what was measured."""
+        costs = PassCosts.of_target(context.target, options.most + 1, refresh=options.refresh)
+        return cls(costs, OptTree(options.most, options.depth, options.beam))
+
+    def plan(self, steps: Sequence[StepRecord], limits: Limits) -> Limits:
+        """Decides whether to draft; if so, no more than twice what was worth it lately."""
+        limits = self.tree.plan(steps, limits)
+        since = next((back for back, step in enumerate(reversed(steps)) if step.num_drafted), len(steps))
+        drafted = [step for step in steps[-4 * _RECENT :] if step.num_drafted][-_RECENT:]
+        if not drafted:
+            return PricedLimits(limits.nodes, limits.depth, limits.length)
+        largest = max(step.num_drafted for step in drafted)
+        costs = self.costs.up_to(largest, limits.length)
+        expected = sum(costs[step.num_drafted] for step in drafted)
+        total = sum(step.total for step in drafted)
+        passes = sum(step.seconds.get("verify", expected / len(drafted)) for step in drafted)
+        # The machine may be slower or faster than when it was measured: times go by its present pace.
+        pace = passes / expected
+        plain = sum(step.num_emitted for step in drafted) * costs[0] * pace
+        if len(drafted) == _RECENT and since < _PAUSE and _MARGIN * plain < total:
+            return Limits(0, 0, limits.length)
+        overhead = max(0.0, total - passes) / pace / len(drafted)
+        nodes = min(limits.nodes, 8 + 2 * largest)
+        return PricedLimits(nodes, limits.depth, limits.length, overhead)
+
+    def select(self, proposal: Proposal, limits: Limits) -> TokenTree:
+        """Finds the heaviest nodes, then cuts behind the last that is worth it."""
+        tree = self.tree.select(proposal, limits)
+        costs = torch.tensor(self.costs.up_to(tree.size - 1, limits.length), device=tree.log_weights.device)
+        overhead = limits.overhead if isinstance(limits, PricedLimits) else 0.0
+        # Nodes stand by falling weight. An empty slot has none.
+        emitted = tree.log_weights.exp().cumsum(dim=1).sum(dim=0)
+        best = int((emitted / (costs + overhead)).argmax())
+        return tree.first(best + 1)

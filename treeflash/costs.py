@@ -1,0 +1,160 @@
+"""What a pass of the target over a tree costs, by the size of the tree and the length of the text."""
+
+import hashlib
+import json
+import platform
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Self
+
+import attrs
+import torch
+
+from treeflash.errors import InputError
+from treeflash.files import cache_folder, write_atomically
+from treeflash.target_interface import Target
+from treeflash.tree import TokenTree
+
+# Rows of the trees that are timed; costs lie on straight lines between them.
+_SIZES = (1, 4, 8, 16, 32, 64, 128, 256)
+# Texts before them.
+_LENGTHS = (64, 1024)
+_REPEATS = 3
+
+
+@attrs.frozen
+class PassCosts:
+    """Times of passes, measured on a grid.
+
+    Attributes:
+        sizes: Rows of a pass, ascending: the root and the nodes of its tree.
+        lengths: Positions cached before it, ascending.
+        seconds: By length, then by size.
+    """
+
+    sizes: Sequence[int]
+    lengths: Sequence[int]
+    seconds: Sequence[Sequence[float]]
+
+    @classmethod
+    def of_target(cls, target: Target, most: int, *, refresh: bool = False) -> Self:
+        """Measures a target, once: what was found is kept on disk for this model on this hardware.
+
+        Args:
+            target: The target.
+            most: Rows of the largest pass wanted.
+            refresh: Measure again.
+
+        Returns:
+            Its costs.
+        """
+        sizes = [size for size in _SIZES if size < most] + [most]
+        limit = (target.max_positions or 1 << 30) - most
+        lengths = sorted({max(1, min(length, limit)) for length in _LENGTHS})
+        told = {"sizes": sizes, "lengths": lengths, **_hardware(target)}
+        name = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+        path = cache_folder() / "costs" / f"{name}.json"
+        found = None if refresh else _kept(path, told)
+        if found is None:
+            found = [_measure(target, length, sizes) for length in lengths]
+            _keep(path, {"of": told, "seconds": found})
+        return cls(sizes, lengths, found)
+
+    def up_to(self, nodes: int, length: int) -> list[float]:
+        """Seconds of passes over trees of 0 to `nodes` nodes.
+
+        Args:
+            nodes: Nodes of the largest tree, without the root.
+            length: Positions cached.
+
+        Returns:
+            `nodes + 1` numbers, never falling: a larger tree takes no less time, whatever was measured.
+        """
+        by_size = [
+            _on_line(self.lengths, [row[place] for row in self.seconds], length)
+            for place in range(len(self.sizes))
+        ]
+        costs = [_on_line(self.sizes, by_size, rows) for rows in range(1, nodes + 2)]
+        for rows in range(1, len(costs)):
+            costs[rows] = max(costs[rows], costs[rows - 1])
+        return costs
+
+
+def _on_line(places: Sequence[int], values: Sequence[float], at: float) -> float:
+    """The value at a place, on the line through its two neighbours; never below half of either."""
+    if len(places) == 1:
+        return values[0]
+    right = min(max(bisect_right(places, at), 1), len(places) - 1)
+    left = right - 1
+    share = (at - places[left]) / (places[right] - places[left])
+    value = values[left] + share * (values[right] - values[left])
+    return max(value, 0.5 * min(values[left], values[right]))
+
+
+@torch.inference_mode()
+def _measure(target: Target, length: int, sizes: Sequence[int]) -> list[float]:
+    """The median of a few passes for each size, sizes in turn, so that a slow moment hits them all."""
+    state = target.start(1, length + max(sizes) + 1, ())
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(target.vocab_size, (length + max(sizes),), generator=generator)
+    target.prefill(state, ids[None, :length].to(target.device))
+    trees = []
+    for size in sizes:
+        # Two branches all the way down.
+        parents = [-1, *(max(0, node - 2) for node in range(1, size))]
+        trees.append(TokenTree.from_lists(ids[:size].tolist(), parents, device=target.device))
+    taken: list[list[float]] = [[] for _ in sizes]
+    for _ in range(1 + _REPEATS):
+        for times, tree in zip(taken, trees, strict=True):
+            begin = time.perf_counter()
+            target.verify(state, tree).logits[0, -1, 0].item()
+            times.append(time.perf_counter() - begin)
+    return [median(times[1:]) for times in taken]
+
+
+def _hardware(target: Target) -> dict[str, Any]:
+    """What the time of a pass depends on."""
+    digest = getattr(target, "digest", None)
+    cuda = target.device.type == "cuda"
+    return {
+        "model": digest() if digest is not None else repr(target.fingerprint()),
+        "dtype": str(target.dtype),
+        "lean": getattr(target, "lean", None) is not None,
+        "device": torch.cuda.get_device_name(target.device) if cuda else _processor(),
+        "threads": None if cuda else torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _kept(path: Path, told: dict[str, Any]) -> list[list[float]] | None:
+    """What was measured before, if it is whole and of this."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        seconds = [[float(value) for value in row] for row in kept["seconds"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    right = kept.get("of") == told and [len(row) for row in seconds] == [len(told["sizes"])] * len(
+        told["lengths"]
+    )
+    return seconds if right else None
+
+
+def _keep(path: Path, found: dict[str, Any]) -> None:
+    """Writes what was measured; where no cache can be written, it is measured again next time."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(found, indent=1) + "\n")
+    except (OSError, InputError):
+        return
