@@ -31,7 +31,7 @@ def test_recipes_are_sound_and_name_this_target_and_drafter(name):
         assert recipe.parts["drafter"].options.checkpoint == "treeflash_smollm2:drafter"
 
 
-def test_trees_are_compared_at_one_budget():
+def test_trees_are_chosen_alike():
     registry = Registry.load()
     selectors = [
         Recipe.load(f"smollm2-{name}", registry).parts["selector"] for name in ("ddtree", "treeflash")
