@@ -282,6 +282,10 @@ class Selector(Component, ABC):
             Limits no larger; with no nodes or no depth nothing is drafted.
         """
 
+    def without_clock(self) -> "Selector":
+        """What stands for it in simulations, where steps take no time: itself, unless it goes by time."""
+        return self
+
     @abstractmethod
     def select(self, proposal: Proposal, limits: Limits) -> TokenTree:
         """Explores a proposal and keeps a tree of it.

@@ -23,7 +23,7 @@ class StepRecord:
     num_accepted: int
     num_emitted: int
     seconds: Mapping[str, float] = attrs.field(factory=dict, repr=False)
-    total: float = attrs.field(default=0.0, repr=False)
+    total: float = attrs.field(default=0.0, repr=False, eq=False)
 
 
 @attrs.frozen

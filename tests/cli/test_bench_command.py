@@ -33,6 +33,25 @@ def test_a_table_and_a_report(command, prompts, tmp_path):
     assert (tmp_path / "out" / "runs.jsonl").read_text() == before
 
 
+def test_a_profile(command, prompts, tmp_path):
+    words = ["bench", "tiny-treeflash", "--prompts", prompts, "--limit", 1, "--profile"]
+    words += ["--out", tmp_path / "out", "--max-new-tokens", 16, "-o", "target.device=cpu"]
+    status, out, _ = command(*words)
+    assert status == 0
+    assert "small, tiny-treeflash: a step of" in out
+    assert "% of what its trees could bring" in out
+    written = json.loads((tmp_path / "out" / "profile.json").read_text())["small"]
+    plain, tree = written
+    assert [part["arm"] for part in written] == ["plain", "tiny-treeflash"]
+    names = [stage["name"] for stage in tree["stages"]]
+    assert names == ["draft", "build", "refine", "select", "verify", "commit", "rest"]
+    # A tree is more work than one node.
+    work = {stage["name"]: stage["work"] for stage in tree["stages"]}
+    alone = {stage["name"]: stage["work"] for stage in plain["stages"]}
+    assert work["verify"]["flops"] > 3 * alone["verify"]["flops"] > 0
+    assert 0 < tree["efficiency"] <= 1.05
+
+
 MISTAKES = {
     "no arm": (["--prompts", "FILE"], "Missing argument 'ARM...'"),
     "no such recipe": (["tiny-treflash", "--prompts", "FILE"], "did you mean 'tiny-treeflash'"),

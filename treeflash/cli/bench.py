@@ -1,6 +1,7 @@
 """`treeflash bench`: recipes side by side."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -11,6 +12,13 @@ from treeflash.cli.options import dtype_option, laid_over, overrides_option, pro
 from treeflash.errors import InputError
 from treeflash.plugins import Registry
 from treeflash.sampling import MAX_SEED
+
+if TYPE_CHECKING:
+    from treeflash.evaluation.profile import Profile
+
+
+# Of the text along which work is counted: steps are much alike.
+_COUNTED_TOKENS = 24
 
 
 @click.command(short_help="Measure recipes side by side.")
@@ -29,11 +37,19 @@ from treeflash.sampling import MAX_SEED
 @click.option(
     "--draw", type=click.IntRange(min=0), metavar="SEED", help="Draw prompts by a seed; else the first."
 )
-@click.option("--as-it-is", is_flag=True, help="Take prompts of known sets without the papers' wording.")
+@click.option(
+    "--as-it-is", is_flag=True, help="Take known sets without the papers' wording and choice of rows."
+)
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True)
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True)
 @click.option("--seed", type=click.IntRange(min=0, max=MAX_SEED), default=0, show_default=True)
 @click.option("--time-stages", is_flag=True, help="On a GPU: wait behind each stage to time it.")
+@click.option(
+    "--profile",
+    "profiled",
+    is_flag=True,
+    help="Count what each stage computes and moves too, and say how near a step is to the target's own pass.",
+)
 @dtype_option
 @overrides_option
 def bench(
@@ -47,6 +63,7 @@ def bench(
     temperature: float,
     seed: int,
     time_stages: bool,
+    profiled: bool,
     dtype: str | None,
     overrides: tuple[str, ...],
 ) -> None:
@@ -61,19 +78,20 @@ def bench(
         raise InputError("reports need more packages: pip install 'treeflash[eval]'") from None
     from treeflash.evaluation.arms import ArmText, open_arms
     from treeflash.evaluation.bench import MANIFEST, Bench, BenchSettings
-    from treeflash.evaluation.prompt_sets import open_set
+    from treeflash.evaluation.profile import profiles, work_of, write_profiles
+    from treeflash.evaluation.prompt_sets import open_set, same_names
     from treeflash.evaluation.report import write_report
     from treeflash.evaluation.summary import summarise
     from treeflash.training.folders import read_manifest
 
+    fault = same_names(places)
+    if fault is not None:
+        raise InputError(f"--prompts: {fault}")
     sets = [open_set(place, limit=limit, draw=draw, reworded=not as_it_is) for place in places]
-    names = [prompts.name for prompts in sets]
-    if len(set(names)) < len(names):
-        raise InputError(f"--prompts: expected sets of different names, found {', '.join(names)}")
     target, opened = open_arms(
         [ArmText.parse(arm) for arm in arms], Registry.load(), laid_over(overrides, dtype)
     )
-    settings = BenchSettings(max_new_tokens, temperature, seed, time_stages)
+    settings = BenchSettings(max_new_tokens, temperature, seed, time_stages or profiled)
     with progress_bar() as bar:
         task = bar.add_task("prompts", total=None, figures="")
         measured = Bench(
@@ -100,5 +118,39 @@ def bench(
                 *(str(row.audit.get(kind, 0)) for kind in ("identical", "near-tie", "mismatch")),
             )
         Console().print(table)
+    if profiled:
+        prompt = target.require_text().encode_chat(sets[0].prompts[0].turns[0])
+        work = work_of(opened, prompt, _COUNTED_TOKENS)
+        found = {name: profiles(rows, work) for name, rows in summaries.items()}
+        for name, arms_found in found.items():
+            for profile in arms_found:
+                step, share = 1000 * profile.seconds, 100 * profile.efficiency
+                click.echo(
+                    f"{name}, {profile.arm}: a step of {step:.1f} ms, "
+                    f"{share:.0f} % of what its trees could bring"
+                )
+                Console().print(_stages(profile))
+        write_profiles(out, found)
     page = write_report(out, summaries, read_manifest(out, MANIFEST, "a folder of treeflash bench"))
     click.echo(f"report: {page}")
+
+
+def _stages(profile: "Profile") -> Table:
+    """A profile as a table."""
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("stage")
+    for head in ("ms", "share", "GFLOP", "MB", "calls", "GFLOP/s", "GB/s"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for stage in profile.stages:
+        work, seconds = stage.work, max(stage.seconds, 1e-9)
+        table.add_row(
+            stage.name,
+            f"{1000 * stage.seconds:.2f}",
+            f"{100 * stage.seconds / profile.seconds:.0f} %",
+            f"{work.flops / 1e9:.3f}",
+            f"{work.bytes / 1e6:.1f}",
+            str(work.calls),
+            f"{work.flops / seconds / 1e9:.0f}",
+            f"{work.bytes / seconds / 1e9:.1f}",
+        )
+    return table

@@ -73,6 +73,7 @@ class Decoder:
         sequence: int = 0,
         stop_ids: Sequence[int] | None = None,
         time_stages: bool = False,
+        watch: Stopwatch | None = None,
         on_emission: Callable[[Emission], None] | None = None,
     ) -> Generation:
         """Decodes to the end.
@@ -86,6 +87,7 @@ class Decoder:
             stop_ids: Tokens that end the text; the target's own when not given.
             time_stages: Wait for the GPU behind each stage, so that its time is known. On a CPU it
                 always is.
+            watch: Measures the stages in place of one that is made for it.
             on_emission: Called with what each step adds, as it comes.
 
         Returns:
@@ -107,6 +109,7 @@ class Decoder:
             sequence=sequence,
             stop_ids=stop_ids,
             time_stages=time_stages,
+            watch=watch,
         ):
             if on_emission is not None:
                 on_emission(emission)
@@ -134,6 +137,7 @@ class Decoder:
         sequence: int = 0,
         stop_ids: Sequence[int] | None = None,
         time_stages: bool = False,
+        watch: Stopwatch | None = None,
     ) -> Iterator[Emission]:
         """Decodes step by step.
 
@@ -145,6 +149,7 @@ class Decoder:
             sequence: As in `generate`.
             stop_ids: As in `generate`.
             time_stages: As in `generate`.
+            watch: As in `generate`.
 
         Returns:
             First the token that the prefill gives, then what each step adds.
@@ -158,7 +163,9 @@ class Decoder:
             draws = Draws(temperature, seed, (sequence,))
         except ValueError as error:
             raise InputError(str(error)) from None
-        return self._run(prompt, rule, draws, Stopwatch(self.target.device, synchronise=time_stages))
+        if watch is None:
+            watch = Stopwatch(self.target.device, synchronise=time_stages)
+        return self._run(prompt, rule, draws, watch)
 
     def _run(self, prompt: Tensor, rule: StopRule, draws: Draws, watch: Stopwatch) -> Iterator[Emission]:
         """The loop."""

@@ -97,6 +97,10 @@ class CostAware(Selector):
         nodes = min(limits.nodes, 8 + 2 * largest)
         return PricedLimits(nodes, limits.depth, limits.length, overhead)
 
+    def without_clock(self) -> OptTree:
+        """The heaviest nodes up to the most, whatever they cost."""
+        return self.tree
+
     def select(self, proposal: Proposal, limits: Limits) -> TokenTree:
         """Finds the heaviest nodes, then cuts behind the last that is worth it."""
         tree = self.tree.select(proposal, limits)
