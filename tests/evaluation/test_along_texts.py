@@ -8,9 +8,10 @@ import torch
 
 from treeflash.engine import Decoder, Emission
 from treeflash.errors import InputError
+from treeflash.evaluation import evaluate as evaluating
 from treeflash.evaluation.arms import ArmText, open_arms
 from treeflash.evaluation.depths import COVERS, DepthMeasure, distributions
-from treeflash.evaluation.eval_report import page
+from treeflash.evaluation.eval_report import page, sections
 from treeflash.evaluation.evaluate import MARGINAL, EvalSettings, _anchors, curves, evaluate
 from treeflash.evaluation.marginal import true_marginal
 from treeflash.evaluation.replay import Replay
@@ -107,6 +108,21 @@ def test_distances_and_coverage_by_hand():
     assert set(found["coverage"]) == set(map(str, COVERS))
 
 
+def test_a_depth_that_nothing_was_measured_at_has_no_distance(opened, data):
+    measure = DepthMeasure(3)
+    measure.add(torch.tensor([[0.5, 0.5]]), torch.tensor([[0.5, 0.5]]), torch.tensor([1]))
+    found = json.loads(json.dumps(measure.summary()))
+    assert [found[key] for key in ("tvd", "tvd_error")] == [[0.0, None, None]] * 2
+    assert found["coverage"]["1"] == [0.0, None, None]
+    target, arms = opened
+    settings = EvalSettings(split=None, limit=1, anchors=0, paths=2, budgets=())
+    results = evaluate(target, arms[:2], data, settings)
+    assert [results[MARGINAL][key] for key in ("tvd", "sampling_error")] == [[None] * 7] * 2
+    assert curves(results) == {}
+    results[MARGINAL] = {**found, "sampling_error": [0.1, None, None]}
+    assert "<td>0.000</td><td></td><td></td>" in "".join(sections(results))
+
+
 @torch.inference_mode()
 def test_refined_distributions_are_given_the_true_previous_token(opened, text):
     _, arms = opened
@@ -166,6 +182,52 @@ def test_paths_are_drawn_by_their_generator(target):
     assert not torch.equal(draw(1), draw(2))
 
 
+def test_the_marginal_averages_all_its_paths(target):
+    found, apart = true_marginal(target, torch.tensor([2]), 2, 4, torch.Generator().manual_seed(1))
+    drawn = torch.multinomial(found[0].expand(4, -1), 1, generator=torch.Generator().manual_seed(1))
+
+    def behind(token):
+        where = torch.arange(2)
+        last = target.read(torch.tensor([2, token]), where, where[:, None] >= where, (target.num_layers - 1,))
+        return target.finish(target.head(None, target.dtype)(last[-1]).float()).softmax(dim=-1)
+
+    each = torch.stack([behind(int(token)) for token in drawn])
+    torch.testing.assert_close(found[1], each.mean(dim=0))
+    halves = each[:2].mean(dim=0) - each[2:].mean(dim=0)
+    torch.testing.assert_close(apart[1], 0.5 * halves.abs().sum())
+
+
+def test_the_sampling_error_is_half_of_what_two_halves_are_apart(opened, data):
+    target, arms = opened
+    settings = EvalSettings(split=None, limit=1, anchors=1, paths=4, budgets=(), seed=6)
+    found = evaluate(target, arms[:2], data, settings)[MARGINAL]
+    (text,) = read_texts(data, target, (), split=None, limit=1)
+    generator = torch.Generator().manual_seed(6)
+    _, apart = true_marginal(target, text.token_ids[: text.first + 1], 7, 4, generator)
+    assert found["sampling_error"] == pytest.approx((apart / 2).tolist())
+
+
+def test_paths_make_two_halves():
+    with pytest.raises(InputError, match="expected an even number, found 1"):
+        EvalSettings(paths=1)
+
+
+def test_a_bin_of_the_calibration_is_a_tenth():
+    tree = TokenTree(
+        token_ids=torch.tensor([[5, 6, 7, 8]]),
+        parents=torch.tensor([[-1, 0, 0, 0]]),
+        depths=torch.tensor([[0, 1, 1, 1]]),
+        log_weights=torch.tensor([[1.0, 0.22, 0.18, 0.12]]).log(),
+        num_nodes=torch.tensor([4]),
+        max_depth=1,
+    )
+    calibration = Calibration()
+    calibration.see(Emission([7, 9], tree, [0, 2], StepRecord(3, 1, 1, 2), None, 0.1))
+    found = calibration.summary()["bins"]
+    bins = [(part["nodes"], round(part["predicted"], 4), part["accepted"]) for part in found]
+    assert bins == [(2, 0.15, 0.5), (1, 0.22, 0.0)]
+
+
 def test_calibration_by_hand():
     tree = TokenTree(
         token_ids=torch.tensor([[5, 6, 7, 8]]),
@@ -198,6 +260,22 @@ def test_anchors_lie_in_the_answer(text):
     assert _anchors(text, 0) == []
 
 
+def test_trees_that_go_by_time_are_the_heaviest_ones_here(opened, data, monkeypatch, tmp_path):
+    """A simulation has no clock to go by."""
+    monkeypatch.setenv("TREEFLASH_CACHE", str(tmp_path))
+    cost_aware = {"selector": {"use": "cost-aware", "most": 9}}
+    texts = [ArmText("costs", "tiny-treeflash", cost_aware)]
+    texts.append(ArmText("nine", "tiny-treeflash", {"selector": {"budget": 9}}))
+    target, arms = open_arms(texts, Registry.load(), ON_CPU)
+    results = evaluate(
+        target, arms, data, EvalSettings(split=None, limit=1, anchors=0, paths=0, budgets=(4,), real=1)
+    )
+    costs, nine = results["arms"]["costs"], results["arms"]["nine"]
+    assert costs["budget"] == 9
+    for key in ("block_efficiency", "by_budget", "calibration", "real"):
+        assert costs[key] == nine[key]
+
+
 def test_everything_along_a_data_directory(opened, data):
     target, arms = opened
     settings = EvalSettings(split=None, anchors=4, paths=4, budgets=(3, 9), real=3)
@@ -221,6 +299,13 @@ def test_everything_along_a_data_directory(opened, data):
     text = page(json.loads(json.dumps(results)))
     for expected in ("true marginal", "tiny-treeflash: refined", "<svg", "3 texts (all)"):
         assert expected in text
+
+
+def test_as_many_texts_are_decoded_as_are_asked_for(opened, data):
+    target, arms = opened
+    settings = EvalSettings(split=None, anchors=0, paths=0, budgets=(), real=1)
+    found = evaluate(target, arms[:2], data, settings)
+    assert found["arms"]["tiny-ddtree"]["real"]["same_texts"] == 1
 
 
 def test_held_out_answers_alone(opened, data):
@@ -261,7 +346,8 @@ def test_the_command(command, data, tmp_path):
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
-        (["--budgets", "3,x"], "expected numbers of nodes like 15,63, found '3,x'"),
+        (["--budgets", "3,x"], "expected numbers of nodes like 15,63, each up to 4096, found '3,x'"),
+        (["--budgets", "5000"], "each up to 4096, found '5000'"),
         (["--paths", "3"], "--paths: expected an even number, found 3"),
         (["--split", "held"], "is not one of 'heldout', 'train', 'all'"),
     ],
@@ -270,3 +356,10 @@ def test_mistakes(words, fault, command, data, tmp_path):
     status, _, err = command("eval", "tiny-ddtree", "--data", data, "--out", tmp_path / "out", *words)
     assert (status, fault in err) == (2, True)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_found_before_measuring(command, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluating, "evaluate", lambda *words: pytest.fail("has measured"))
+    (tmp_path / "out").write_text("")
+    status, _, err = command("eval", "tiny-plain", "--data", data, "--out", tmp_path / "out")
+    assert (status, "out: cannot be made (File exists)" in err) == (2, True)

@@ -2,19 +2,24 @@
 
 import html.parser
 import json
+import types
+import weakref
 
 import attrs
 import pytest
 
+from treeflash.engine import Decoder, Generation
 from treeflash.engine.audit import MISMATCH
 from treeflash.errors import InputError, RecipeError
+from treeflash.evaluation import bench as benching
 from treeflash.evaluation.arms import PLAIN, Arm, ArmText, open_arms
-from treeflash.evaluation.bench import RUNS, Bench, BenchSettings, read_runs
+from treeflash.evaluation.bench import RUNS, Bench, BenchSettings, _text, read_runs
 from treeflash.evaluation.prompt_sets import PromptSet
 from treeflash.evaluation.report import page, write_report
 from treeflash.evaluation.summary import summarise
 from treeflash.plugins import Registry
 from treeflash.prompts import Prompt
+from treeflash.statistics import Statistics
 from treeflash.testing.careless import Careless
 
 ARMS = ["tiny-ddtree", "tree=tiny-treeflash,selector.budget=7"]
@@ -66,22 +71,96 @@ def test_every_arm_writes_what_plain_decoding_does(bench, temperature):
         assert set(runs[PLAIN, 0].emitted) <= {1}
 
 
-def test_a_second_turn_goes_on_from_the_first_answer(bench, opened):
-    target, _ = opened
-    codec = target.require_text()
-    line = bench().run()[1]
-    first, second = (run for run in line.runs if run.arm == PLAIN)
-    answer = codec.decode([token for token in first.token_ids if token not in target.stop_ids])
-    asked = codec.encode_chat("Ben has 3 plums.", answer, "Cleo has 9 pears.")
-    assert second.prompt_tokens == len(asked)
-
-
-def test_a_fault_is_called_a_mismatch(bench, opened):
-    _, arms = opened
+def test_a_fault_is_called_a_mismatch_and_not_gone_on_from(bench, opened):
+    target, arms = opened
     careless = Arm("careless", arms[2].recipe, attrs.evolve(arms[2].decoder, verifier=Careless()))
-    lines = bench(arms=[arms[0], careless], max_new_tokens=90).run()
-    audits = [run.audit for line in lines for run in line.runs if run.arm == "careless"]
-    assert MISMATCH in audits
+    turns = attrs.evolve(SET, prompts=SET.prompts[1:2])
+    (line,) = bench(sets=[turns], arms=[arms[0], careless], max_new_tokens=90).run()
+    runs = {(run.arm, run.turn): run for run in line.runs}
+    assert runs["careless", 0].audit == MISMATCH
+    # All arms go on from plain decoding's answer.
+    codec, plain = target.require_text(), runs[PLAIN, 0]
+    assert runs["careless", 0].token_ids != plain.token_ids
+    answer = codec.decode([token for token in plain.token_ids if token not in target.stop_ids])
+    asked = codec.encode_chat("Ben has 3 plums.", answer, "Cleo has 9 pears.")
+    assert [runs[arm, 1].prompt_tokens for arm in (PLAIN, "careless")] == [len(asked)] * 2
+
+
+def test_the_stop_token_is_no_part_of_what_was_said():
+    codec = types.SimpleNamespace(decode=list)
+    for reason, kept in (("stop_token", [4, 5]), ("max_new_tokens", [4, 5, 6])):
+        answer = types.SimpleNamespace(generation=Generation([4, 5, 6], 3, reason, Statistics([], 0.0, 0.0)))
+        assert _text(codec, answer) == kept
+
+
+def test_answers_are_sampled_by_seed_and_prompt(bench, opened):
+    target, arms = opened
+    prompt = target.require_text().encode_chat(*SET.prompts[0].turns)
+    same = attrs.evolve(SET, prompts=SET.prompts[:1] * 3)
+    found = [line.runs[0].token_ids for line in bench(sets=[same], temperature=3.0, seed=5).run()]
+    settings = {"max_new_tokens": 20, "temperature": 3.0, "seed": 5}
+    expected = [arms[0].decoder.generate(prompt, sequence=index, **settings) for index in range(3)]
+    assert found == [list(answer.token_ids) for answer in expected]
+    assert len(set(map(tuple, found))) == 3
+
+
+def test_audits_look_at_the_scores_that_chose(bench, monkeypatch):
+    seen, compare = [], benching.compare
+
+    def spy(one, other, draws):
+        seen.append((draws.temperature, draws.seed, draws.sequences))
+        return compare(one, other, draws)
+
+    monkeypatch.setattr(benching, "compare", spy)
+    bench(temperature=0.5, seed=4).run()
+    # Three arms, of which the second prompt has two turns.
+    assert seen == [(0.5, 4, (0,))] * 3 + [(0.5, 4, (1,))] * 6 + [(0.5, 4, (2,))] * 3
+
+
+def test_what_an_audit_keeps_of_an_arm_is_off_the_device_before_the_next(bench, monkeypatch):
+    recorded, alive = benching.recorded, weakref.WeakSet()
+
+    class OnDevice:
+        def __init__(self, row):
+            self.row = row
+
+        def cpu(self):
+            return self.row
+
+    def spy(*words, **settings):
+        assert not alive
+        answer = recorded(*words, **settings)
+        rows = list(map(OnDevice, answer.logits))
+        alive.update(rows)
+        return attrs.evolve(answer, logits=rows)
+
+    monkeypatch.setattr(benching, "recorded", spy)
+    (line,) = bench(sets=[attrs.evolve(SET, prompts=SET.prompts[:1])]).run()
+    assert [run.audit for run in line.runs] == ["identical"] * 3
+
+
+def test_every_arm_is_warmed_up_before_the_first_answer_and_only_then(bench, monkeypatch):
+    done, generate, answer = [], Decoder.generate, Bench._answer
+
+    def warm(decoder, *words, **settings):
+        if "answer" not in done:
+            done.append(type(decoder.drafter).__name__)
+        return generate(decoder, *words, **settings)
+
+    def answered(self, *rest):
+        done.append("answer")
+        return answer(self, *rest)
+
+    monkeypatch.setattr(Decoder, "generate", warm)
+    monkeypatch.setattr(Bench, "_answer", answered)
+    measured = bench()
+    measured.run()
+    assert done[:3] == [type(arm.decoder.drafter).__name__ for arm in measured.arms]
+    assert set(done[3:]) == {"answer"}
+    # With nothing left to measure, nothing is warmed up.
+    done.clear()
+    bench().run()
+    assert done == []
 
 
 @pytest.mark.parametrize("torn", [False, True])
@@ -117,6 +196,13 @@ def test_other_settings_are_refused(bench):
         bench(max_new_tokens=9).run()
     with pytest.raises(InputError, match=r"arms\.tree\.selector\.budget: expected 7 as before, found None"):
         bench(arms=bench().arms[:2]).run()
+    retrained = [attrs.evolve(arm, weights={key: "f" * 16 for key in arm.weights}) for arm in bench().arms]
+    before = bench().arms[2].weights["drafter.checkpoint"]
+    with pytest.raises(
+        InputError,
+        match=rf"weights\.tree\.drafter\.checkpoint: expected '{before}' as before, found 'f{{16}}'",
+    ):
+        bench(arms=retrained).run()
     fewer = attrs.evolve(SET, prompts=SET.prompts[:2])
     with pytest.raises(InputError, match=r"sets\.small\.prompts: expected 3 as before, found 2"):
         bench(sets=[fewer]).run()

@@ -1,14 +1,18 @@
 """Figures from counts: known acceptance gives the known tau, and nothing past an end is counted."""
 
+import json
+
 import attrs
 import pytest
 import torch
 
-from treeflash.engine import Decoder
+from treeflash.engine import Decoder, Emission, Generation
 from treeflash.evaluation.bench import PromptRuns
 from treeflash.evaluation.counts import MOST_RANKS, Run, TreeCounts
 from treeflash.evaluation.summary import summarise
 from treeflash.recipe import load
+from treeflash.statistics import Statistics, StepRecord
+from treeflash.tree import TokenTree
 
 PROMPT = [2, *b"Ana has 7 apples. Ana"]
 
@@ -42,6 +46,14 @@ def prompts(*pairs, name="set"):
     ]
 
 
+def timed(*pairs):
+    """Prompts of 4 tokens, with the seconds of plain decoding and of another arm."""
+    return [
+        PromptRuns("set", index, str(index), [run("plain", [1] * 4, plain), run("mine", [4], mine)])
+        for index, (plain, mine) in enumerate(pairs)
+    ]
+
+
 def test_tau_is_pooled_over_steps():
     # 8 tokens in 2 steps and 3 in 3: 11 in 5, where a mean of means would be 2.5.
     (_, mine) = summarise(prompts(([1] * 8, [4, 4]), ([1] * 3, [1, 1, 1])))["set"]
@@ -63,6 +75,31 @@ def test_speed_is_a_ratio_of_totals():
     assert (plain.speedup, plain.speedup_low, plain.speedup_high) == pytest.approx((1.0, 1.0, 1.0))
 
 
+def test_the_interval_draws_prompts_for_both_arms_together():
+    # Twice as fast on each prompt, however fast plain decoding is there.
+    _, mine = summarise(timed((1.0, 0.5), (5.0, 2.5), (25.0, 12.5)))["set"]
+    assert (mine.speedup_low, mine.speedup_high) == (2.0, 2.0)
+
+
+def test_the_interval_is_one_of_95_percent():
+    # All three draws are the slowest prompt once in 27 times: more than 2.5 %, and less than 5 %.
+    _, mine = summarise(timed((4.0, 4.0), (4.0, 2.0), (4.0, 1.0)))["set"]
+    assert (mine.speedup_low, mine.speedup_high) == pytest.approx((1.0, 4.0))
+
+
+def test_the_interval_pools_what_it_draws():
+    # One long answer outweighs the others wherever it is drawn.
+    _, mine = summarise(timed((1000.0, 250.0), *[(1.0, 1.0)] * 9))["set"]
+    assert mine.speedup_high > 3.5
+
+
+def test_a_draw_of_answers_without_steps_has_no_speed():
+    # Half of the prompts end with the prefill's token: a quarter of the draws has nothing else.
+    empty = PromptRuns("set", 1, "b", [run("plain", (), 0.0), run("mine", (), 0.0)])
+    _, mine = summarise([*timed((1.0, 0.5)), empty])["set"]
+    assert (mine.speedup, mine.speedup_low, mine.speedup_high) == (2.0, 2.0, 2.0)
+
+
 def test_accepted_by_depth():
     (_, mine) = summarise(prompts(([1] * 8, [3, 1, 4, 2])))["set"]
     assert mine.accepted == pytest.approx([3 / 4, 2 / 4, 1 / 4, 0.0])
@@ -81,10 +118,83 @@ def test_an_answer_of_one_token_has_no_steps():
     assert (mine.block_efficiency, mine.tokens_per_second, mine.speedup) == (0.0, 0.0, 0.0)
 
 
+def test_figures_of_trees_times_and_memory():
+    one = TreeCounts([4, 3], [[4, 2], [2, 1]], [[3, 0], [1, 1]])
+    two = TreeCounts([2], [[1, 1]], [[0, 1]])
+    mine = [
+        run(emitted=[2, 2, 1], trees=one, peak_bytes=30, prefill_seconds=0.5),
+        run(emitted=[1], trees=two, peak_bytes=50, prefill_seconds=0.1),
+        run(emitted=[1], turn=1, peak_bytes=40, prefill_seconds=0.3),
+    ]
+    stages = ({"draft": 0.3, "verify": 0.9}, {"verify": 0.3}, {})
+    mine = [attrs.evolve(one, seconds=spent) for one, spent in zip(mine, stages, strict=True)]
+    plain = run("plain", [1])
+    lines = [PromptRuns("set", 0, "a", [plain, mine[0]]), PromptRuns("set", 1, "b", [plain, *mine[1:]])]
+    _, found = summarise(lines)["set"]
+    # Five steps in three answers to two prompts.
+    assert found.nodes == pytest.approx([6 / 5, 3 / 5])
+    assert found.seconds == pytest.approx({"draft": 0.3 / 5, "verify": 1.2 / 5})
+    assert found.rank_rates == [[3 / 5, 1 / 3], [1 / 2, 1.0]]
+    assert found.prefill_seconds == pytest.approx(0.9 / 3)
+    assert found.peak_bytes == 50
+
+
+def test_a_run_holds_what_its_records_say():
+    steps = [StepRecord(6, 3, 1, 2, {"draft": 0.25, "verify": 1.0}), StepRecord(5, 2, 0, 1, {"draft": 0.5})]
+    made = Generation([5] * 4, 9, "max_new_tokens", Statistics(steps, 0.125, 2.0))
+    found = Run.of("mine", 1, made, TreeCounts([3]), 77, "identical")
+    assert (found.prefill_seconds, found.decode_seconds) == (0.125, 2.0)
+    assert (found.emitted, found.accepted, found.drafted, found.depth) == ([2, 1], [1, 0], [6, 5], [3, 2])
+    assert found.seconds == {"draft": 0.75, "verify": 1.0}
+    assert (found.arm, found.turn, found.prompt_tokens, found.peak_bytes) == ("mine", 1, 9, 77)
+
+
 def test_audits_are_counted():
     lines = prompts(([1], [1]), ([1], [1]))
     lines[0].runs[1] = run("mine", [1], audit="near-tie")
     assert summarise(lines)["set"][1].audit == {"identical": 1, "near-tie": 1}
+
+
+def tree(parents):
+    """A tree of the nodes that have these parents, by falling weight."""
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1)
+    count = len(parents)
+    return TokenTree(
+        token_ids=torch.arange(count)[None],
+        parents=torch.tensor([parents]),
+        depths=torch.tensor([depths]),
+        log_weights=-torch.arange(count, dtype=torch.float32)[None],
+        num_nodes=torch.tensor([count]),
+        max_depth=max(depths),
+    )
+
+
+def emission(drafted, path, accepted, emitted, reason=None):
+    record = StepRecord(int(drafted.num_nodes[0]) - 1, drafted.max_depth, accepted, emitted)
+    return Emission([7] * emitted, drafted, path, record, reason, 0.1)
+
+
+def test_depths_and_ranks_by_hand():
+    # Nodes 1 to 3 hang below the root, 4 and 5 below 2, 6 below 4.
+    drafted, trees = tree([-1, 0, 0, 0, 2, 2, 4]), TreeCounts()
+    trees.see(emission(drafted, [0, 2, 5], 2, 3))
+    # The stop token is node 4: node 6 was accepted behind the end, and nobody chose below 4.
+    trees.see(emission(drafted, [0, 2, 4, 6], 2, 2, "stop_token"))
+    # It is the bonus token: below node 4 something else was chosen.
+    trees.see(emission(drafted, [0, 2, 4], 2, 3, "stop_token"))
+    trees.see(Emission([7], None, [], None, None, 0.1))
+    assert trees.nodes == [9, 6, 3]
+    assert [row[:4] for row in trees.offered] == [[3, 3, 3, 0], [3, 3, 0, 0], [1, 0, 0, 0]]
+    assert [row[:4] for row in trees.accepted] == [[0, 3, 0, 0], [2, 1, 0, 0], [0, 0, 0, 0]]
+
+
+def test_ranks_past_the_last_are_counted_together():
+    trees = TreeCounts()
+    trees.see(emission(tree([-1] + [0] * (MOST_RANKS + 4)), [0, MOST_RANKS + 2], 1, 2))
+    assert trees.offered == [[1] * (MOST_RANKS - 1) + [5]]
+    assert trees.accepted == [[0] * (MOST_RANKS - 1) + [1]]
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +253,6 @@ def test_counts_add_up_whatever_their_depths():
 def test_runs_are_read_as_they_were_written():
     line = prompts(([1, 1], [2]))[0]
     line.runs[1].trees.nodes.append(4)
-    import json
-
     assert PromptRuns.from_json(json.dumps(attrs.asdict(line))) == line
 
 

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from treeflash.errors import InputError
-from treeflash.evaluation.prompt_sets import KNOWN, open_set
+from treeflash.evaluation.prompt_sets import KNOWN, open_set, same_names
 
 
 @pytest.fixture
@@ -56,6 +56,40 @@ def test_known_sets_are_worded_as_papers_do(name, write):
     (bare,) = turns(everything(f"{name}={path}", reworded=False))
     key = next(key for key in ("turns", "prompt", "question", "problem", "text") if key in UPSTREAM[name])
     assert bare == (tuple(UPSTREAM[name][key]) if key == "turns" else (UPSTREAM[name][key],))
+
+
+def test_who_asks_for_steps_and_a_box_is_not_asked_again(write):
+    asked = "What is 1+1?\nPlease reason step by step, and put your final answer within \\boxed{}."
+    path = write({"prompt": asked}, {"prompt": "What of \\boxed{2}?"})
+    added = "\nReason step by step, and put the final answer in \\boxed{}."
+    assert turns(everything(f"math500={path}")) == [(asked,), (f"What of \\boxed{{2}}?{added}",)]
+
+
+def test_mbpp_is_measured_on_its_test_rows(write):
+    rows = [{"text": f"Task {number}.", "task_id": number} for number in (1, 10, 11, 510, 511, 974)]
+    path = write(*rows, {"text": "Task of no number."}, {"text": "Task by name.", "task_id": "Mbpp/3"})
+    kept = [("Task 11.",), ("Task 510.",), ("Task of no number.",), ("Task by name.",)]
+    assert turns(everything(f"mbpp={path}")) == kept
+    assert sorted(turns(open_set(f"mbpp={path}", limit=4, draw=1))) == sorted(kept)
+    assert len(turns(everything(f"mbpp={path}", reworded=False))) == 8
+    assert len(turns(everything(str(path)))) == 8
+    path = write(*rows[-2:])
+    with pytest.raises(
+        InputError, match=r"a task_id of 11 to 510, .* found 511 to 974; --as-it-is takes all"
+    ):
+        everything(f"mbpp={path}")
+
+
+@pytest.mark.parametrize(
+    ("places", "fault"),
+    [
+        (["a/toy.jsonl", "gsm8k=b/toy.jsonl", "gsm9k"], None),
+        (["toy.jsonl", "b/toy.jsonl"], "expected sets of different names, found toy twice"),
+        (["mbpp", "x.jsonl", "mbpp=a.jsonl", "x"], "expected sets of different names, found mbpp, x twice"),
+    ],
+)
+def test_sets_of_one_name(places, fault):
+    assert same_names(places) == fault
 
 
 def test_any_file_is_taken_as_it_is(write):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 import tomllib
 
 import pytest
@@ -76,7 +77,8 @@ def write(tmp_path):
 def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     rows = [{"prompt": f"{name} has {count} apples."} for name in ("Ana", "Ben", "Cleo") for count in (3, 5)]
-    (folder / "toy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in ("toy", "a<b>"):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
@@ -111,14 +113,41 @@ def test_from_prompts_to_a_report_and_again(write, inputs, registry, tmp_path):
     assert (out / "bench" / "greedy" / "runs.jsonl").read_bytes() == runs
 
 
-def test_another_plan_in_the_same_folder_is_refused(write, inputs, registry, tmp_path):
+def test_figures_of_something_else_are_not_taken_for_its_own(write, inputs, registry, models, tmp_path):
+    checkpoint = shutil.copytree(models / "tiny-dflash", tmp_path / "drafter")
     head, middle = SMALL[: SMALL.index("[trained.backbone]")], SMALL[SMALL.index("[arms.ngram]") :]
     arm, rest = middle[: middle.index("[arms.chain]")], SMALL[SMALL.index("[eval]") :]
-    text = head + arm + rest
-    Study(StudyPlan.load(write(text), registry), registry, inputs, tmp_path / "out").run()
-    plan = StudyPlan.load(write(text.replace("anchors = 2", "anchors = 1")), registry)
+    text = (head + arm + rest).replace("toy", "a<b>")
+    text = text.replace('"selector.budget=5"', f'"drafter.checkpoint={checkpoint}"')
+
+    def run(text):
+        return Study(StudyPlan.load(write(text), registry), registry, inputs, tmp_path / "out").run()
+
+    page = run(text).read_text()
+    assert "answers to a&lt;b&gt;" in page
+    assert "<b>" not in page
     with pytest.raises(InputError, match=r"settings\.anchors: expected 2 as before, found 1"):
-        Study(plan, registry, inputs, tmp_path / "out").run()
+        run(text.replace("anchors = 2", "anchors = 1"))
+    answers = next((tmp_path / "out" / "answers" / "a<b>").glob("answers-*.jsonl"))
+    kept = answers.read_text()
+    answers.write_text(kept.replace('"answer_ids": [', '"answer_ids": [9, ', 1))
+    with pytest.raises(InputError, match=r"answers: expected '\w{16}' as before, found '\w{16}'"):
+        run(text)
+    answers.write_text(kept)
+    # The drafter is trained on, at the same place.
+    (checkpoint / "config.json").write_text((checkpoint / "config.json").read_text() + "\n")
+    with pytest.raises(InputError, match=r"weights\.ngram\.drafter\.checkpoint: expected '\w{16}' as before"):
+        run(text)
+
+
+def test_a_prompt_file_that_is_missing_is_found_before_anything_runs(write, inputs, registry, tmp_path):
+    text = changed(
+        ('[bench.greedy]\nprompts = ["toy.jsonl"]', '[bench.greedy]\nprompts = ["gsm8k=tyo.jsonl"]')
+    )
+    study = Study(StudyPlan.load(write(text), registry), registry, inputs, tmp_path / "out")
+    with pytest.raises(InputError, match=r"tyo\.jsonl: cannot be read"):
+        study.run()
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", sorted(Registry.load().studies))
@@ -181,6 +210,44 @@ FAULTS = {
         changed(('"selector.budget=5"', '"budget=5"')),
         ["arms.ngram.set: overrides: expected table.key=value, found 'budget=5'"],
     ),
+    "the name of plain decoding": (
+        changed(("[arms.ngram]", "[arms.plain]")),
+        ["arms.plain: expected another name, because plain decoding has it"],
+    ),
+    "numbers out of range": (
+        changed(
+            ("max_new_tokens = 20", "max_new_tokens = 0\nlimit = 0\ntemperature = -1.0"),
+            ("heldout = 0.4", "heldout = 7.0"),
+            ("limit = 1\nmax_new_tokens = 8", "limit = -1\nmax_new_tokens = 0\ndraw = -1"),
+            ("[eval]\nlimit = 1", "[eval]\nlimit = 0\nreal = -1"),
+            ("paths = 2", "paths = 3"),
+            ("budgets = [3]", "budgets = [3, -4]"),
+        ),
+        [
+            "answers.max_new_tokens: expected >= 1, found 0",
+            "answers.limit: expected >= 1, found 0",
+            "answers.temperature: expected >= 0, found -1.0",
+            "answers.heldout: expected <= 1, found 7.0",
+            "bench.greedy.limit: expected >= 1, found -1",
+            "bench.greedy.max_new_tokens: expected >= 1, found 0",
+            "bench.greedy.draw: expected >= 0, found -1",
+            "eval.limit: expected >= 1, found 0",
+            "eval.real: expected >= 0, found -1",
+            "eval.paths: expected an even number, found 3",
+            "eval.budgets: expected >= 0, found -4",
+        ],
+    ),
+    "a budget that no selector takes": (
+        changed(("budgets = [3]", "budgets = [3, 5000]")),
+        ["eval.budgets: expected <= 4096, found 5000"],
+    ),
+    "files of one name": (
+        changed(('["toy.jsonl"]', '["toy.jsonl", "b/toy.jsonl"]'), ('["toy.jsonl"]', '["toy.jsonl", "toy"]')),
+        [
+            "answers.prompts: expected sets of different names, found toy twice",
+            "bench.greedy.prompts: expected sets of different names, found toy twice",
+        ],
+    ),
     "nothing": ("", ["[arms]: expected something", "[bench.NAME] or [eval], found neither", "2 faults"]),
     "no answers": (
         "[arms.x]\nrecipe = 'tiny-plain'\n[eval]",
@@ -201,7 +268,7 @@ def test_fault(case, write, registry):
         assert part in message
 
 
-def test_the_command(command, write, inputs, tmp_path):
+def test_the_command(command, write, inputs, tmp_path, monkeypatch):
     text = "[target]\ndevice = 'cpu'\n[arms.x]\nrecipe = 'tiny-ddtree'\n"
     text += "[bench.all]\nprompts = ['toy.jsonl']\nlimit = 1"
     words = ["--prompts", inputs, "--out", tmp_path / "out"]
@@ -212,6 +279,10 @@ def test_the_command(command, write, inputs, tmp_path):
     assert (status, "no study is called 'papr'; did you mean 'paper'?" in err) == (2, True)
     status, _, err = command("study", tmp_path / "none.toml", *words)
     assert (status, "none.toml: cannot be read" in err) == (2, True)
+    # Its report is written last: what that needs is looked for first.
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, _, err = command("study", write(text), *words)
+    assert (status, "studies need more packages" in err, "treeflash[eval]" in err) == (2, True, True)
     assert not (tmp_path / "out").exists()
 
 

@@ -113,6 +113,12 @@ def test_a_template_without_special_tokens_gets_none():
     assert codec.encode_chat("ab") == [97, 98]
 
 
+def test_thinking_is_off():
+    template = "{% if enable_thinking is defined and enable_thinking is false %}!{% endif %}"
+    codec = TextCodec(byte_tokenizer(template=template + "{{ messages[0].content }}"))
+    assert codec.encode_chat("ab") == [*b"!ab"]
+
+
 def test_a_chat_needs_a_template():
     with pytest.raises(InputError, match=r"no chat template.*--raw"):
         TextCodec(byte_tokenizer(template=None)).encode_chat("a")

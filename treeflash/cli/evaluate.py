@@ -8,17 +8,21 @@ from rich.console import Console
 from rich.table import Table
 
 from treeflash.cli.options import dtype_option, laid_over, overrides_option, progress_bar
-from treeflash.errors import InputError
+from treeflash.errors import InputError, blamed_on
 from treeflash.plugins import Registry
 
 
 def _budgets(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    from treeflash.components.selectors.opt_tree import MOST_NODES  # not to print help
+
     try:
         found = tuple(int(part) for part in value.split(",") if part)
     except ValueError:
         found = (-1,)
-    if any(budget < 0 for budget in found):
-        raise click.BadParameter(f"expected numbers of nodes like 15,63, found {value!r}")
+    if any(not 0 <= budget <= MOST_NODES for budget in found):
+        raise click.BadParameter(
+            f"expected numbers of nodes like 15,63, each up to {MOST_NODES}, found {value!r}"
+        )
     return found
 
 
@@ -88,17 +92,16 @@ def evaluate(
     from treeflash.evaluation.evaluate import evaluate as measure
     from treeflash.training.folders import make_folder
 
-    if paths % 2:
-        raise InputError(f"--paths: expected an even number, found {paths}")
+    parts = {"heldout": "heldout", "train": "train", "all": None}
+    with blamed_on("--paths"):  # all else is checked already
+        settings = EvalSettings(parts[split], limit, anchors, paths, budgets, real, seed)  # type: ignore[arg-type]
     target, opened = open_arms(
         [ArmText.parse(arm) for arm in arms], Registry.load(), laid_over(overrides, dtype)
     )
-    parts = {"heldout": "heldout", "train": "train", "all": None}
-    settings = EvalSettings(parts[split], limit, anchors, paths, budgets, real, seed)  # type: ignore[arg-type]
+    make_folder(out)
     with progress_bar() as bar:
         task = bar.add_task("answers", total=limit, figures="")
         results = measure(target, opened, data, settings, lambda done: bar.update(task, completed=done))
-    make_folder(out)
     write_results(out, results)
     table = Table(title=f"{results['texts']} answers", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("arm", overflow="fold")

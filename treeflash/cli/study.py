@@ -25,6 +25,8 @@ def study(study: str, prompts: Path, out: Path) -> None:
     along the answers held out. Whatever is there already is gone on with; OUT/report.html has everything.
     """
     try:
+        import matplotlib  # noqa: F401  # before hours of training, not behind them
+
         from treeflash.evaluation.study import Study
         from treeflash.evaluation.study_plan import StudyPlan
     except ImportError as error:

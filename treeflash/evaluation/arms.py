@@ -8,6 +8,7 @@ import attrs
 
 from treeflash.engine import Decoder
 from treeflash.errors import InputError, RecipeError, blamed_on
+from treeflash.evaluation.weights import weights_of
 from treeflash.plugins import Registry
 from treeflash.recipe import Recipe
 from treeflash.recipe_tables import merge, parse_overrides
@@ -27,11 +28,13 @@ class Arm:
         name: What reports call it.
         recipe: Where it is from; None for plain decoding.
         decoder: Its parts.
+        weights: Digests of what its parts are read from, by kind and key.
     """
 
     name: str
     recipe: Recipe | None
     decoder: Decoder
+    weights: Mapping[str, str] = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -101,25 +104,36 @@ def open_arms(
         raise InputError(f"expected a Hugging Face model to measure, found {type(target).__name__}")
     arms = [Arm(PLAIN, None, Decoder(target))]
     for arm, recipe in zip(asked, recipes, strict=True):
-        arms.append(Arm(arm.name, recipe, recipe.build(registry, target)))
+        decoder = recipe.build(registry, target)
+        arms.append(Arm(arm.name, recipe, decoder, weights_of(recipe, registry)))
     return target, arms
 
 
-def parts_of(arms: Sequence[Arm]) -> dict[str, dict[str, dict[str, Any]]]:
-    """What each arm is made of, as JSON has it.
+def measured(target: HuggingFaceTarget, arms: Sequence[Arm]) -> dict[str, Any]:
+    """What is measured, as JSON has it: with anything else in its place, figures would be others.
 
     Args:
+        target: The target of all arms.
         arms: The arms.
 
     Returns:
-        By arm and kind, the component and its options; nothing for plain decoding.
+        `target`: its weights, dtype and device. `arms`: the components and options by arm and kind.
+        `weights`: digests of what those are read from, by arm, kind and key.
     """
     return {
-        arm.name: {
-            kind: {"use": part.use, **attrs.asdict(part.options)}
-            for kind, part in (arm.recipe.parts if arm.recipe is not None else {}).items()
-        }
-        for arm in arms
+        "target": {
+            "weights": target.digest(),
+            "dtype": str(target.dtype).removeprefix("torch."),
+            "device": str(target.device),
+        },
+        "arms": {
+            arm.name: {
+                kind: {"use": part.use, **attrs.asdict(part.options)}
+                for kind, part in (arm.recipe.parts if arm.recipe is not None else {}).items()
+            }
+            for arm in arms
+        },
+        "weights": {arm.name: dict(arm.weights) for arm in arms},
     }
 
 

@@ -11,9 +11,9 @@ import attrs
 from treeflash.engine.audit import Recorded, compare, recorded
 from treeflash.engine.stopping import STOP_TOKEN
 from treeflash.errors import InputError
-from treeflash.evaluation.arms import PLAIN, Arm, parts_of
+from treeflash.evaluation.arms import PLAIN, Arm, measured
 from treeflash.evaluation.counts import Run, TreeCounts
-from treeflash.evaluation.memory import peak, reset_peak
+from treeflash.evaluation.memory import MemoryWatch
 from treeflash.evaluation.prompt_sets import PromptSet
 from treeflash.prompts import Prompt
 from treeflash.sampling import Draws
@@ -120,21 +120,21 @@ class Bench:
         for number, text in enumerate(prompt.turns):
             said.append(text)
             prompt_ids = codec.encode_chat(*said)
-            answers, measured = dict[str, Recorded](), dict[str, Run]()
+            answers, runs = dict[str, Recorded](), dict[str, Run]()
             for arm in order:
-                answers[arm.name], measured[arm.name] = self._answer(arm, prompt_ids, index, number)
+                answers[arm.name], runs[arm.name] = self._answer(arm, prompt_ids, index, number)
             plain = answers[PLAIN]
             draws = Draws(self.settings.temperature, self.settings.seed, (index,))
             for arm in self.arms:
                 audit = compare(answers[arm.name], plain, draws)
-                turns.append(attrs.evolve(measured[arm.name], audit=audit.kind or _IDENTICAL))
+                turns.append(attrs.evolve(runs[arm.name], audit=audit.kind or _IDENTICAL))
             # Every arm goes on from the same words.
             said.append(_text(codec, plain))
         return turns
 
     def _answer(self, arm: Arm, prompt_ids: list[int], index: int, turn: int) -> tuple[Recorded, Run]:
         trees = TreeCounts()
-        reset_peak(self.target.device)
+        memory = MemoryWatch.begin(self.target.device)
         answer = recorded(
             arm.decoder,
             prompt_ids,
@@ -145,8 +145,9 @@ class Bench:
             time_stages=self.settings.time_stages,
             on_emission=trees.see,
         )
-        most = peak(self.target.device)
-        return answer, Run.of(arm.name, turn, answer.generation, trees, most, _IDENTICAL)
+        run = Run.of(arm.name, turn, answer.generation, trees, memory.peak(), _IDENTICAL)
+        # What is kept for the audit is none of the next arm's memory.
+        return attrs.evolve(answer, logits=[row.cpu() for row in answer.logits]), run
 
     def _warm_up(self, prompt: Prompt) -> None:
         """Lets every arm do once what it will do often: the first time pays for allocations and kernels."""
@@ -167,12 +168,7 @@ class Bench:
     def _manifest(self) -> dict[str, Any]:
         return {
             "settings": attrs.asdict(self.settings),
-            "target": {
-                "weights": self.target.digest(),
-                "dtype": str(self.target.dtype).removeprefix("torch."),
-                "device": str(self.target.device),
-            },
-            "arms": parts_of(self.arms),
+            **measured(self.target, self.arms),
             "sets": {
                 prompts.name: {"prompts": len(prompts.prompts), "keys": _keys(prompts)}
                 for prompts in self.sets

@@ -1,4 +1,7 @@
-"""Pictures for reports, as SVG."""
+"""Pictures for reports, as SVG.
+
+Names are a user's own: matplotlib must not read them as formulas, nor leave some out of legends.
+"""
 
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -7,6 +10,8 @@ from typing import Any
 from treeflash.evaluation.summary import ArmSummary
 
 Summaries = Mapping[str, Sequence[ArmSummary]]
+# What stands for each name.
+Legend = dict[str, Any]
 
 _HEIGHT, _WIDTH, _LEGEND = 3.2, 4.6, 0.9
 
@@ -21,16 +26,16 @@ def efficiency_and_speed(summaries: Summaries) -> str:
         An SVG element.
     """
 
-    def draw(axes: Any) -> None:
+    def draw(axes: Any) -> Legend:
         left, right = axes
-        names, arms = list(summaries), _arms(summaries)
+        names, arms, legend = list(summaries), _arms(summaries), Legend()
         for place, arm in enumerate(arms):
             found = [next((row for row in summaries[name] if row.arm == arm), None) for name in names]
             width = 0.8 / len(arms)
             at = [index - 0.4 + (place + 0.5) * width for index in range(len(names))]
             shown = [(x, row) for x, row in zip(at, found, strict=True) if row is not None]
             xs = [x for x, _ in shown]
-            left.bar(xs, [row.block_efficiency for _, row in shown], width, label=arm)
+            legend[arm] = left.bar(xs, [row.block_efficiency for _, row in shown], width)
             speeds = [row.speedup for _, row in shown]
             below = [max(0.0, row.speedup - row.speedup_low) for _, row in shown]
             above = [max(0.0, row.speedup_high - row.speedup) for _, row in shown]
@@ -40,7 +45,8 @@ def efficiency_and_speed(summaries: Summaries) -> str:
             (left, "Block efficiency, tokens a step"),
             (right, "Speedup over plain decoding"),
         ):
-            axis.set(title=title, xticks=range(len(names)), xticklabels=names)
+            axis.set(title=title, xticks=range(len(names)), xticklabels=list(map(_plain, names)))
+        return legend
 
     return _svg(1, 2, draw)
 
@@ -55,13 +61,15 @@ def acceptance(rows: Sequence[ArmSummary]) -> str:
         An SVG element.
     """
 
-    def draw(axes: Any) -> None:
+    def draw(axes: Any) -> Legend:
         left, right = axes
+        legend = Legend()
         for row in rows:
-            left.plot(range(1, len(row.accepted) + 1), row.accepted, marker=".", label=row.arm)
+            (legend[row.arm],) = left.plot(range(1, len(row.accepted) + 1), row.accepted, marker=".")
             right.plot(range(1, len(row.nodes) + 1), row.nodes, marker=".")
         left.set(title="Steps accepted to a depth", xlabel="depth", ylim=(0, 1))
         right.set(title="Nodes of an average tree", xlabel="depth")
+        return legend
 
     return _svg(1, 2, draw)
 
@@ -79,16 +87,17 @@ def ranks(rows: Sequence[ArmSummary]) -> str:
     if not drawn:
         return ""
 
-    def draw(axes: Any) -> None:
+    def draw(axes: Any) -> Legend:
         for axis, row in zip(axes, drawn, strict=True):
             most = max(sum(rate is not None for rate in rates) for rates in row.rank_rates)
             for rank in range(min(most, 4)):
                 rates = [rates[rank] for rates in row.rank_rates]
                 axis.plot(range(1, len(rates) + 1), rates, marker=".", label=f"rank {rank + 1}")
-            axis.set(title=row.arm, xlabel="depth", ylim=(0, 1))
+            axis.set(title=_plain(row.arm), xlabel="depth", ylim=(0, 1))
             axis.legend(fontsize=7)
+        return {}
 
-    return _svg(1, len(drawn), draw, legend=False)
+    return _svg(1, len(drawn), draw)
 
 
 def stages(rows: Sequence[ArmSummary]) -> str:
@@ -98,21 +107,24 @@ def stages(rows: Sequence[ArmSummary]) -> str:
         rows: Arms of one prompt set.
 
     Returns:
-        An SVG element.
+        An SVG element; nothing without times of stages.
     """
+    # The arm with the most stages has them in the order of a step.
+    longest = sorted(rows, key=lambda row: -len(row.seconds))
+    names = list(dict.fromkeys(stage for row in longest for stage in row.seconds))
+    if not names:
+        return ""
 
-    def draw(axes: Any) -> None:
+    def draw(axes: Any) -> Legend:
         (axis,) = axes
-        # The arm with the most stages has them in the order of a step.
-        longest = sorted(rows, key=lambda row: -len(row.seconds))
-        names = list(dict.fromkeys(stage for row in longest for stage in row.seconds))
-        begin = [0.0] * len(rows)
+        begin, legend = [0.0] * len(rows), Legend()
         for name in names:
             spent = [1000 * row.seconds.get(name, 0.0) for row in rows]
-            axis.barh([row.arm for row in rows], spent, left=begin, label=name)
+            legend[name] = axis.barh([_plain(row.arm) for row in rows], spent, left=begin)
             begin = [before + more for before, more in zip(begin, spent, strict=True)]
         axis.set(title="An average step, by stage", xlabel="milliseconds")
         axis.invert_yaxis()
+        return legend
 
     return _svg(1, 1, draw)
 
@@ -128,16 +140,22 @@ def by_depth(curves: Mapping[str, Mapping[str, Any]], covers: Sequence[str]) -> 
         An SVG element.
     """
 
-    def draw(axes: Any) -> None:
+    def draw(axes: Any) -> Legend:
+        legend = Legend()
         for name, curve in curves.items():
-            depths = range(1, len(curve["tvd"]) + 1)
-            errors = [max(pair) for pair in zip(curve["tvd_error"], _noise(curve), strict=True)]
-            axes[0].errorbar(depths, curve["tvd"], errors, marker=".", capsize=2, label=name)
+            depths = [depth for depth, drafts in enumerate(curve["drafts"], start=1) if drafts]
+            found = {key: [curve[key][depth - 1] for depth in depths] for key in ("tvd", "tvd_error")}
+            noise = curve.get("sampling_error") or [0.0] * len(curve["tvd"])
+            errors = [
+                max(error, noise[depth - 1]) for error, depth in zip(found["tvd_error"], depths, strict=True)
+            ]
+            legend[name] = axes[0].errorbar(depths, found["tvd"], errors, marker=".", capsize=2)
             for axis, most in zip(axes[1:], covers, strict=True):
-                axis.plot(depths, curve["coverage"][most], marker=".")
+                axis.plot(depths, [curve["coverage"][most][depth - 1] for depth in depths], marker=".")
         axes[0].set(title="Distance to the target (TVD)", xlabel="depth", ylim=(0, 1))
         for axis, most in zip(axes[1:], covers, strict=True):
             axis.set(title=f"Target's token among the top {most}", xlabel="depth", ylim=(0, 1))
+        return legend
 
     return _svg(1, 1 + len(covers), draw)
 
@@ -152,44 +170,49 @@ def by_budget(arms: Mapping[str, Mapping[str, Any]]) -> str:
         An SVG element.
     """
 
-    def draw(axes: Any) -> None:
+    def draw(axes: Any) -> Legend:
         left, right = axes
+        legend = Legend()
         for name, found in arms.items():
             sizes = [int(size) for size in found["by_budget"]]
-            left.plot(sizes or [0], list(found["by_budget"].values()) or [None], marker=".", label=name)
+            values = list(found["by_budget"].values())
+            (legend[name],) = left.plot(sizes or [0], values or [None], marker=".")
             bins = found["calibration"]["bins"]
             right.plot([part["predicted"] for part in bins], [part["accepted"] for part in bins], marker=".")
         right.plot([0, 1], [0, 1], color="0.3", linewidth=0.8)
         left.set_xscale("log", base=2)
         left.set(title="Block efficiency, simulated", xlabel="budget, draft nodes without the root")
         right.set(title="Drafted nodes: predicted and accepted", xlabel="predicted weight", ylim=(0, 1))
+        return legend
 
     return _svg(1, 2, draw)
-
-
-def _noise(curve: Mapping[str, Any]) -> Sequence[float]:
-    return curve.get("sampling_error") or [0.0] * len(curve["tvd"])
 
 
 def _arms(summaries: Summaries) -> list[str]:
     return list(dict.fromkeys(row.arm for rows in summaries.values() for row in rows))
 
 
-def _svg(down: int, across: int, draw: Callable[[Any], None], *, legend: bool = True) -> str:
+def _plain(name: str) -> str:
+    return name.replace("$", r"\$")
+
+
+def _svg(down: int, across: int, draw: Callable[[Any], Legend]) -> str:
     from matplotlib import rc_context
     from matplotlib.figure import Figure  # only for reports
 
     # Text stays text, and the same figures give the same file.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "treeflash", "font.size": 9}):
-        size = (_WIDTH * across, _HEIGHT * down + (_LEGEND if legend else 0))
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=(_WIDTH * across, _HEIGHT * down), layout="constrained")
         axes = figure.subplots(down, across, squeeze=False).flatten()
-        draw(axes)
+        legend = draw(axes)
         for axis in axes:
             axis.grid(alpha=0.25)
             axis.set_axisbelow(True)
         if legend:
-            figure.legend(loc="outside lower center", ncols=4, fontsize=8)
+            figure.set_figheight(_HEIGHT * down + _LEGEND)
+            # Labels on the artists themselves would be passed over where they begin with an underscore.
+            names = list(map(_plain, legend))
+            figure.legend(list(legend.values()), names, loc="outside lower center", ncols=4, fontsize=8)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})
     drawn = text.getvalue()

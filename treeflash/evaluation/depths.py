@@ -58,18 +58,35 @@ class DepthMeasure:
         self.count[:depths] += 1
 
     def summary(self) -> dict[str, Any]:
-        """Means by depth: `tvd` with its standard error over drafts `tvd_error`, and `coverage` by k."""
-        count = self.count.clamp(min=1)
+        """Means by depth: `tvd` with its standard error over drafts `tvd_error`, and `coverage` by k.
+
+        Returns:
+            A list of P each; None at depths that no draft was measured at.
+        """
+        count = self.count
         mean = self.distances / count
         variance = (self.squares / count - mean**2).clamp(min=0)
         return {
-            "drafts": self.count.tolist(),
-            "tvd": mean.tolist(),
-            "tvd_error": (variance / count).sqrt().tolist(),
+            "drafts": count.tolist(),
+            "tvd": self.known(mean),
+            "tvd_error": self.known((variance / count).sqrt()),
             "coverage": {
-                str(most): (self.covered[:, place] / count).tolist() for place, most in enumerate(COVERS)
+                str(most): self.known(self.covered[:, place] / count) for place, most in enumerate(COVERS)
             },
         }
+
+    def known(self, means: Tensor) -> list[float | None]:
+        """Means by depth as JSON has them.
+
+        Args:
+            means: `[P]`.
+
+        Returns:
+            P of them, None where no draft was measured.
+        """
+        return [
+            mean if drafts else None for mean, drafts in zip(means.tolist(), self.count.tolist(), strict=True)
+        ]
 
 
 @torch.inference_mode()

@@ -1,13 +1,13 @@
 """An evaluation along texts as one page."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from treeflash.evaluation import charts
 from treeflash.evaluation.evaluate import MARGINAL, curves
 from treeflash.evaluation.page import document, table
-from treeflash.training.folders import write_atomically
+from treeflash.files import write_atomically
 
 REPORT = "eval.html"
 _SHOWN_COVERS = ("1", "5")
@@ -100,17 +100,21 @@ def _steps(arms: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _distances(measured: Mapping[str, Mapping[str, Any]]) -> str:
-    rows = [(name, *(f"{value:.3f}" for value in found["tvd"])) for name, found in measured.items()]
+    rows = [(name, *_cells(found["tvd"], 3)) for name, found in measured.items()]
     return table(("TVD at depth", *_depths(measured)), _filled(rows))
 
 
 def _coverage(measured: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [
-        (f"{name}, top {most}", *(f"{value:.2f}" for value in found["coverage"][most]))
+        (f"{name}, top {most}", *_cells(found["coverage"][most], 2))
         for name, found in measured.items()
         for most in _SHOWN_COVERS
     ]
     return table(("coverage at depth", *_depths(measured)), _filled(rows))
+
+
+def _cells(values: Sequence[float | None], digits: int) -> list[str]:
+    return ["" if value is None else f"{value:.{digits}f}" for value in values]
 
 
 def _depths(measured: Mapping[str, Mapping[str, Any]]) -> list[str]:

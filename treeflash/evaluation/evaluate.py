@@ -10,18 +10,34 @@ import attrs
 import torch
 from torch import Tensor
 
+from treeflash.errors import InputError
 from treeflash.evaluation.arms import Arm
 from treeflash.evaluation.depths import DepthMeasure, distributions
 from treeflash.evaluation.marginal import true_marginal
 from treeflash.evaluation.simulation import Simulation, Tally
 from treeflash.evaluation.texts import Text, conditionals, read_texts
+from treeflash.files import write_atomically
 from treeflash.target import HuggingFaceTarget
 from treeflash.training.answers import Split
-from treeflash.training.folders import write_atomically
 from treeflash.types import BlockDraft, Limits
 
 RESULTS = "eval.json"
 MARGINAL = "true marginal"
+
+
+def even(instance: object, field: "attrs.Attribute[int]", value: int) -> None:
+    """Refuses a number of paths that two halves cannot be made of, as attrs' validators do.
+
+    Args:
+        instance: Not looked at.
+        field: Not looked at.
+        value: The number.
+
+    Raises:
+        InputError: When it is odd.
+    """
+    if value % 2:
+        raise InputError(f"expected an even number, found {value}")
 
 
 @attrs.frozen
@@ -32,7 +48,7 @@ class EvalSettings:
         split: Part of the texts; all when None.
         limit: Texts at most.
         anchors: Drafts a text whose distributions are compared, spread over its answer.
-        paths: Paths sampled behind an anchor for the true marginal; 0 leaves it out.
+        paths: Paths sampled behind an anchor for the true marginal, an even number; 0 leaves it out.
         budgets: Budgets to simulate.
         real: Texts that are decoded for real too, to see how far the simulation is off.
         seed: Of the paths.
@@ -41,7 +57,7 @@ class EvalSettings:
     split: Split | None = "heldout"
     limit: int | None = None
     anchors: int = 8
-    paths: int = 16
+    paths: int = attrs.field(default=16, validator=even)
     budgets: tuple[int, ...] = (4, 8, 15, 31, 63, 127)
     real: int = 0
     seed: int = 0
@@ -82,7 +98,9 @@ def evaluate(
         InputError: When the folder has no texts of this target.
     """
     measures = [
-        _ArmMeasure(arm, Simulation(arm.decoder, settings.budgets)) for arm in arms if arm.recipe is not None
+        _ArmMeasure(arm, Simulation(arm.decoder, settings.budgets))
+        for arm in map(_without_clock, arms)
+        if arm.recipe is not None
     ]
     layers = sorted({layer for part in measures for layer in part.arm.decoder.drafter.tap_layers})
     depth = max((part.arm.decoder.drafter.max_depth for part in measures), default=0)
@@ -110,7 +128,7 @@ def evaluate(
     if settings.paths and depth:
         found = marginal.summary()
         # The average of two halves is off by about half of what they are apart.
-        found["sampling_error"] = (noise / (2 * marginal.count.clamp(min=1))).tolist()
+        found["sampling_error"] = marginal.known(noise / (2 * marginal.count))
         results[MARGINAL] = found
     return results
 
@@ -198,6 +216,12 @@ def _decode(part: _ArmMeasure, target: HuggingFaceTarget, text: Text) -> None:
     part.simulated.emitted += alone.own.emitted
 
 
+def _without_clock(arm: Arm) -> Arm:
+    """The same arm with trees that do not go by the time of steps: a simulation's take none."""
+    decoder = arm.decoder
+    return attrs.evolve(arm, decoder=attrs.evolve(decoder, selector=decoder.selector.without_clock()))
+
+
 def _arm_summary(part: _ArmMeasure) -> dict[str, Any]:
     simulation = part.simulation
     selector = part.arm.decoder.selector
@@ -224,13 +248,14 @@ def curves(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
         results: From `evaluate`.
 
     Returns:
-        Summaries of `DepthMeasure`; a distribution that several arms share is there once.
+        Summaries of `DepthMeasure`; a distribution that several arms share is there once, one that nothing
+        was compared with is not.
     """
     found: dict[str, dict[str, Any]] = {}
     for (arm, part), name in itertools.product(results["arms"].items(), ("backbone", "refined")):
         measured = part["depths"].get(name)
         if measured is not None and measured not in found.values():
             found[f"{arm}: {name}"] = measured
-    if MARGINAL in results:
+    if any(results.get(MARGINAL, {}).get("drafts", ())):
         found[MARGINAL] = results[MARGINAL]
     return found

@@ -1,6 +1,7 @@
 """The prompt sets that papers measure on, worded as they word them, and files of one's own."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
@@ -15,6 +16,9 @@ def _as_it_is(text: str) -> str:
 
 
 def _boxed(question: str) -> str:
+    # Some copies of MATH-500 ask already; only a request has an empty box.
+    if "\\boxed{}" in question:
+        return question
     return f"{question}\nReason step by step, and put the final answer in \\boxed{{}}."
 
 
@@ -31,12 +35,14 @@ class KnownSet:
         config: Which of its parts.
         split: Which split of it.
         word: What a user says, of what a row says.
+        task_ids: First and last of the split, where the upstream file has all splits in one.
     """
 
     hub: str
     config: str | None
     split: str
     word: Callable[[str], str] = _as_it_is
+    task_ids: tuple[int, int] | None = None
 
 
 # Wording after the TreeFlash paper's appendix, in our own words where it quotes.
@@ -44,7 +50,8 @@ KNOWN = {
     "gsm8k": KnownSet("openai/gsm8k", "main", "test", _boxed),
     "math500": KnownSet("HuggingFaceH4/MATH-500", None, "test", _boxed),
     "humaneval": KnownSet("openai/openai_humaneval", None, "test", _code),
-    "mbpp": KnownSet("google-research-datasets/mbpp", "sanitized", "test"),
+    # Upstream's file has rows to prompt, test, validate and train with in one.
+    "mbpp": KnownSet("google-research-datasets/mbpp", "sanitized", "test", task_ids=(11, 510)),
     "mt-bench": KnownSet("HuggingFaceH4/mt_bench_prompts", None, "train"),
 }
 
@@ -64,6 +71,30 @@ class PromptSet:
     prompts: tuple[Prompt, ...]
 
 
+def set_name(place: str) -> str:
+    """What reports call a prompt set.
+
+    Args:
+        place: As `open_set` takes it.
+    """
+    name = place.partition("=")[0]
+    return name if name in KNOWN else Path(place).stem
+
+
+def same_names(places: Sequence[str]) -> str | None:
+    """What is wrong with the names of prompt sets: those of one name would be pooled.
+
+    Args:
+        places: As `open_set` takes them.
+
+    Returns:
+        A sentence for a message; None when nothing is.
+    """
+    names = list(map(set_name, places))
+    twice = sorted({name for name in names if names.count(name) > 1})
+    return f"expected sets of different names, found {', '.join(twice)} twice" if twice else None
+
+
 def open_set(place: str, *, limit: int | None, draw: int | None, reworded: bool = True) -> PromptSet:
     """Reads a prompt set.
 
@@ -72,7 +103,7 @@ def open_set(place: str, *, limit: int | None, draw: int | None, reworded: bool 
             lines, as `read_prompts` reads them.
         limit: Prompts to take; all when not given.
         draw: Seed to draw them by; the first ones when not given.
-        reworded: Word those of a known set as papers do.
+        reworded: Word those of a known set as papers do, and take only the rows that they measure on.
 
     Returns:
         The set.
@@ -89,6 +120,8 @@ def open_set(place: str, *, limit: int | None, draw: int | None, reworded: bool 
         source, prompts = known.hub, _from_hub(name, known)
     elif equals or path.is_file():
         source, prompts = str(path), read_prompts(path)
+        if known is not None and known.task_ids is not None and reworded:
+            prompts = _numbered(place, path, *known.task_ids)
     else:
         hint = nearest(place, KNOWN)
         raise InputError(f"--prompts {place}: expected a file or a known set, found neither{hint}")
@@ -97,7 +130,25 @@ def open_set(place: str, *, limit: int | None, draw: int | None, reworded: bool 
     if draw is not None:
         order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(draw)).tolist()
         prompts = [prompts[index] for index in order]
-    return PromptSet(name if known is not None else path.stem, source, tuple(prompts[:limit]))
+    return PromptSet(set_name(place), source, tuple(prompts[:limit]))
+
+
+def _numbered(place: str, path: Path, first: int, last: int) -> list[Prompt]:
+    """The prompts of some rows of a file that can be read: those with a task_id in reach, or with none."""
+    with path.open(encoding="utf-8-sig") as file:
+        rows = {f"line {number}": json.loads(line) for number, line in enumerate(file, 1) if line.strip()}
+    numbers = {where: row.get("task_id") for where, row in rows.items()}
+    kept = {
+        where: row
+        for where, row in rows.items()
+        if not isinstance(numbers[where], int) or first <= numbers[where] <= last
+    }
+    if not kept:
+        raise InputError(
+            f"--prompts {place}: expected rows with a task_id of {first} to {last}, which papers measure on, "
+            f"found {min(numbers.values())} to {max(numbers.values())}; --as-it-is takes all"
+        )
+    return prompts_of(kept, str(path))
 
 
 def _from_hub(name: str, known: KnownSet) -> list[Prompt]:

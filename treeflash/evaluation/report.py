@@ -9,7 +9,7 @@ from typing import Any
 from treeflash.evaluation import charts
 from treeflash.evaluation.page import document, table
 from treeflash.evaluation.summary import ArmSummary, as_json
-from treeflash.training.folders import write_atomically
+from treeflash.files import write_atomically
 
 RESULTS, REPORT = "results.json", "report.html"
 

@@ -10,21 +10,23 @@ import attrs
 
 from treeflash.errors import InputError, blamed_on
 from treeflash.evaluation import eval_report, report
-from treeflash.evaluation.arms import Arm, ArmText, open_arms, parts_of
+from treeflash.evaluation.arms import Arm, ArmText, measured, open_arms
 from treeflash.evaluation.bench import MANIFEST as BENCH
 from treeflash.evaluation.bench import Bench, BenchSettings
 from treeflash.evaluation.evaluate import RESULTS, EvalSettings, evaluate, write_results
 from treeflash.evaluation.page import document, table
-from treeflash.evaluation.prompt_sets import KNOWN, open_set
+from treeflash.evaluation.prompt_sets import KNOWN, PromptSet, open_set
 from treeflash.evaluation.study_plan import AnswersPlan, BenchPlan, EvalPlan, StudyPlan, TrainingPlan
 from treeflash.evaluation.summary import summarise
+from treeflash.evaluation.texts import answers_digest
+from treeflash.files import write_atomically
 from treeflash.plugins import Registry
 from treeflash.prompts import read_prompts
 from treeflash.recipe import Recipe
 from treeflash.recipe_tables import merge, parse_overrides
 from treeflash.target import HuggingFaceTarget
 from treeflash.training import session
-from treeflash.training.folders import begin, make_folder, read_manifest, write_atomically
+from treeflash.training.folders import begin, make_folder, read_manifest
 from treeflash.training.regeneration import RegenerationSettings, regenerate
 from treeflash.training.shipping import RECORD
 from treeflash.training.training_recipe import TrainingRecipe
@@ -62,15 +64,17 @@ class Study:
         Raises:
             TreeflashError: When a part of it cannot be done; what was done before is kept.
         """
-        make_folder(self.out)
         plan, parts = self.plan, list[str]()
+        # First: a file that is not there is to be missed before hours of training.
+        sets = {name: self._sets(bench) for name, bench in plan.benches.items()}
+        make_folder(self.out)
         folders = [] if plan.answers is None else self._answers(plan.answers)
         records = {name: self._train(name, training, folders) for name, training in plan.trained.items()}
         if records:
             parts += ["<h2>Trainings</h2>", _trainings(records)]
         target, arms = self._arms()
         for name, bench in plan.benches.items():
-            parts += self._bench(name, bench, target, arms)
+            parts += self._bench(name, bench, sets[name], target, arms)
         if plan.eval is not None:
             for folder in folders:
                 parts += self._eval(plan.eval, target, arms, folder)
@@ -132,11 +136,20 @@ class Study:
             asked.append(ArmText(name, recipe, parse_overrides(plan.set)))
         return open_arms(asked, self.registry, {"target": self.plan.target})
 
-    def _bench(self, name: str, plan: BenchPlan, target: HuggingFaceTarget, arms: list[Arm]) -> list[str]:
-        sets = [open_set(self._placed(place), limit=plan.limit, draw=plan.draw) for place in plan.prompts]
+    def _sets(self, plan: BenchPlan) -> list[PromptSet]:
+        return [open_set(self._placed(place), limit=plan.limit, draw=plan.draw) for place in plan.prompts]
+
+    def _bench(
+        self,
+        name: str,
+        plan: BenchPlan,
+        sets: list[PromptSet],
+        target: HuggingFaceTarget,
+        arms: list[Arm],
+    ) -> list[str]:
         self.say(f"bench {name}")
         folder = self.out / "bench" / name
-        measured = Bench(
+        lines = Bench(
             target,
             _chosen(arms, plan.arms),
             sets,
@@ -145,7 +158,7 @@ class Study:
             lambda done, total: self.on_progress("prompts", done, total),
         ).run()
         manifest = read_manifest(folder, BENCH, "a folder of a bench")
-        summaries = summarise(measured)
+        summaries = summarise(lines)
         report.write_report(folder, summaries, manifest)
         head = f"<h1>Side by side: {escape(name)}</h1><p class=facts>{report.facts(manifest)}</p>"
         return [head, *report.sections(summaries, manifest)]
@@ -162,7 +175,12 @@ class Study:
         )
         self.say(f"along answers to {answers.name}")
         chosen = _chosen(arms, plan.arms)
-        begin(folder, MANIFEST, {"settings": attrs.asdict(settings), "arms": parts_of(chosen)})
+        manifest = {
+            "settings": attrs.asdict(settings),
+            "answers": answers_digest(answers),
+            **measured(target, chosen),
+        }
+        begin(folder, MANIFEST, manifest)
         if not path.is_file():
             write_results(
                 folder,
@@ -171,7 +189,9 @@ class Study:
                 ),
             )
         results: Any = json.loads(path.read_text(encoding="utf-8"))
-        head = f"<h1>Along answers to {answers.name}</h1><p class=facts>{eval_report.facts(results)}</p>"
+        head = (
+            f"<h1>Along answers to {escape(answers.name)}</h1><p class=facts>{eval_report.facts(results)}</p>"
+        )
         return [head, *eval_report.sections(results)]
 
     def _placed(self, place: str) -> str:

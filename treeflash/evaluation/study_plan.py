@@ -6,14 +6,19 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import attrs
-from attrs.validators import ge
+from attrs.validators import and_, deep_iterable, ge, le, optional
 
+from treeflash.components.selectors.opt_tree import MOST_NODES
 from treeflash.errors import RecipeError, TreeflashError, bullet_list, nearest
+from treeflash.evaluation.arms import PLAIN
+from treeflash.evaluation.evaluate import even
+from treeflash.evaluation.prompt_sets import same_names
 from treeflash.plugins import Registry
 from treeflash.recipe_tables import find, parse_overrides, sort_tables
 from treeflash.structuring import structure
 
 T = TypeVar("T")
+_AT_LEAST_ONE = optional(ge(1))
 
 
 @attrs.frozen
@@ -31,10 +36,10 @@ class AnswersPlan:
 
     recipe: str
     prompts: list[str]
-    limit: int | None = None
-    max_new_tokens: int = 256
-    temperature: float = 0.0
-    heldout: float = 0.02
+    limit: int | None = attrs.field(default=None, validator=_AT_LEAST_ONE)
+    max_new_tokens: int = attrs.field(default=256, validator=ge(1))
+    temperature: float = attrs.field(default=0.0, validator=ge(0))
+    heldout: float = attrs.field(default=0.02, validator=and_(ge(0), le(1)))
 
 
 @attrs.frozen
@@ -83,9 +88,9 @@ class BenchPlan:
     """
 
     prompts: list[str]
-    limit: int | None = None
-    draw: int | None = None
-    max_new_tokens: int = 128
+    limit: int | None = attrs.field(default=None, validator=_AT_LEAST_ONE)
+    draw: int | None = attrs.field(default=None, validator=optional(ge(0)))
+    max_new_tokens: int = attrs.field(default=128, validator=ge(1))
     temperature: float = attrs.field(default=0.0, validator=ge(0))
     arms: list[str] | None = None
 
@@ -104,11 +109,14 @@ class EvalPlan:
     """
 
     arms: list[str] | None = None
-    limit: int | None = attrs.field(default=None)
+    limit: int | None = attrs.field(default=None, validator=_AT_LEAST_ONE)
     anchors: int = attrs.field(default=8, validator=ge(0))
-    paths: int = attrs.field(default=16, validator=ge(0))
-    budgets: list[int] = attrs.field(factory=lambda: [4, 8, 15, 31, 63, 127])
-    real: int = 0
+    paths: int = attrs.field(default=16, validator=and_(ge(0), even))
+    budgets: list[int] = attrs.field(
+        factory=lambda: [4, 8, 15, 31, 63, 127],
+        validator=deep_iterable(and_(ge(0), le(MOST_NODES))),
+    )
+    real: int = attrs.field(default=0, validator=ge(0))
 
 
 @attrs.frozen
@@ -195,6 +203,8 @@ class StudyPlan:
                 hint = nearest(training.start, before)
                 faults.append(f"trained.{name}.start: no training before it is {training.start!r}{hint}")
             before.append(name)
+        if PLAIN in self.arms:
+            faults.append(f"arms.{PLAIN}: expected another name, because plain decoding has it")
         for name, arm in self.arms.items():
             if (arm.recipe is None) == (arm.trained is None):
                 faults.append(
@@ -208,6 +218,12 @@ class StudyPlan:
         }
         if self.eval is not None:
             measured["eval"] = self.eval
+        places = {f"bench.{name}.prompts": plan.prompts for name, plan in self.benches.items()}
+        if self.answers is not None:
+            places["answers.prompts"] = self.answers.prompts
+        for where, named in places.items():
+            fault = same_names(named)
+            faults += [] if fault is None else [f"{where}: {fault}"]
         for where, wanted in measured.items():
             for name in wanted.arms or ():
                 if name not in self.arms:

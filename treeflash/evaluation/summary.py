@@ -100,7 +100,7 @@ def _arm(arm: str, prompts: Sequence[PromptRuns], work: Mapping[str, torch.Tenso
         block_efficiency=_ratio(emitted, steps),
         tokens_per_second=_ratio(emitted, seconds),
         prefill_seconds=_ratio(sum(run.prefill_seconds for run in runs), len(runs)),
-        speedup=float(_speedup(work[arm].sum(0), work[PLAIN].sum(0))),
+        speedup=float(_speedup(work[arm].sum(0), work[PLAIN].sum(0)).nan_to_num(nan=0.0, posinf=0.0)),
         speedup_low=low,
         speedup_high=high,
         accepted=[
@@ -122,15 +122,18 @@ def _interval(mine: torch.Tensor, plain: torch.Tensor) -> tuple[float, float]:
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(count, (_RESAMPLES, count), generator=generator)
     speedups = _speedup(mine[drawn].sum(1), plain[drawn].sum(1))
+    # Answers of the prefill's token alone have no speed, and neither has a draw of nothing else.
+    speedups = speedups[speedups.isfinite()]
+    if not len(speedups):
+        return 0.0, 0.0
     ends = torch.tensor([(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     low, high = torch.quantile(speedups.float(), ends).tolist()
     return low, high
 
 
 def _speedup(mine: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
-    """Of sums `[..., 2]` of tokens and seconds; 0 where nothing was decoded."""
-    rate = (mine[..., 0] / mine[..., 1]) / (plain[..., 0] / plain[..., 1])
-    return rate.nan_to_num(nan=0.0, posinf=0.0)
+    """Of sums `[..., 2]` of tokens and seconds; not finite where nothing was decoded."""
+    return (mine[..., 0] / mine[..., 1]) / (plain[..., 0] / plain[..., 1])
 
 
 def _rates(trees: TreeCounts) -> list[list[float | None]]:

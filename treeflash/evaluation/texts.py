@@ -1,5 +1,7 @@
 """Texts that the target wrote, with what it makes of them."""
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,24 @@ def read_texts(
         states = dict(zip(wanted, torch.split(outputs, target.hidden_size, dim=-1), strict=True))
         settings: dict[str, Any] = {key: manifest[key] for key in ("temperature", "seed")}
         yield Text(ids, len(row.prompt_ids), states, {**settings, "sequence": int(row.key, 16)})
+
+
+def answers_digest(folder: Path) -> str:
+    """A hash of all texts of a data directory.
+
+    Args:
+        folder: Made by `treeflash regenerate`.
+
+    Returns:
+        16 hexadecimal digits.
+
+    Raises:
+        InputError: When it holds something else.
+    """
+    found = hashlib.sha256()
+    for row in AnswerStore(folder).rows():
+        found.update(json.dumps([row.key, row.turn, row.split, row.prompt_ids, row.answer_ids]).encode())
+    return found.hexdigest()[:16]
 
 
 def conditionals(target: HuggingFaceTarget, text: Text, places: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ class TextCodec:
     tokenizer: Any
 
     def encode_chat(self, *turns: str) -> list[int]:
-        """Writes a conversation through the chat template, up to where the next answer begins.
+        """Writes a conversation through the chat template, up to where the next answer begins, thinking off.
 
         Args:
             *turns: What the user says; with more than one, the answers stand between the user's turns.
@@ -35,7 +35,11 @@ class TextCodec:
             raise InputError("the target's tokenizer has no chat template; take the prompt as it is (--raw)")
         roles = itertools.cycle(("user", "assistant"))
         messages = [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=False)]
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        # Models that can think aloud first are measured without, as papers do. A template that knows no
+        # such switch passes it over.
+        text = self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+        )
         # The template has written the special tokens already.
         return self._not_empty(self.tokenizer.encode(text, add_special_tokens=False))
 
