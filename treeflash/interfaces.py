@@ -17,7 +17,7 @@ from treeflash.proposal import FrontierProposal, Proposal, TableProposal
 from treeflash.sampling import Draws
 from treeflash.statistics import StepRecord
 from treeflash.target_interface import Target
-from treeflash.tree import TokenTree
+from treeflash.tree import TokenTree, trims
 from treeflash.types import (
     Acceptance,
     BlockDraft,
@@ -234,17 +234,25 @@ class Refiner(Component, ABC):
             lattice: Its contexts, `[B, P, C, H]`.
 
         Returns:
-            `[B, P, C, K]` of each. Depth 1 has one context and is evaluated once.
+            `[B, P, C, K]` of each. Depth 1 has one context, evaluated once; what stands at other places that
+            hold none is never asked for.
         """
         contexts = lattice.contexts
         batch, depth, width, history = contexts.shape
-        slots = torch.arange(depth, device=contexts.device).repeat_interleave(width)[width - 1 :]
-        flat = contexts.reshape(batch, depth * width, history)[:, width - 1 :]
-        ids, log_probs = self.children(draft, slots, flat, lattice.children)
+        flat = contexts.reshape(batch, depth * width, history)
+        if trims(contexts.device):
+            places = lattice.is_context.flatten(1).any(dim=0).nonzero()[:, 0]
+        else:
+            # Asking a GPU which places are contexts would be a transfer; but depth 1 has just one.
+            places = torch.arange(width - 1, depth * width, device=contexts.device)
+            places[:1] = 0
+        ids, log_probs = self.children(draft, places // width, flat[:, places], lattice.children)
 
         def spread(rows: Tensor) -> Tensor:
-            first = rows[:, :1].expand(-1, width, -1)
-            return torch.cat([first, rows[:, 1:]], dim=1).view(batch, depth, width, -1)
+            whole = rows.new_zeros(batch, depth * width, rows.shape[2])
+            whole[:, places] = rows
+            whole[:, 1:width] = rows[:, :1]
+            return whole.view(batch, depth, width, -1)
 
         token_ids, log_probs = spread(ids), spread(log_probs)
         return Transitions(token_ids, log_probs, _next_contexts(lattice, token_ids))

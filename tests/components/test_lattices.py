@@ -106,3 +106,37 @@ def test_what_is_no_context_is_not_gone_on_from():
     )
     assert following[1] == 0
     assert set(following.values()) == {0, -1}
+
+
+@pytest.mark.parametrize("history", [1, 2])
+@given(seed=st.integers(0, 500), depth=st.integers(1, 5), least=st.sampled_from([0.05, 0.2, 0.5, 0.99]))
+def test_contexts_behind_unlikely_tokens_are_left_out(history, seed, depth, least):
+    draft, refiner = random_draft(seed, depth), Scores(history, seed)
+    whole, lattice = (TopM(VOCABULARY, 3, some).build(draft, history, LIMITS) for some in (0.0, least))
+    assert torch.equal(lattice.contexts, whole.contexts)
+    probabilities = draft.normed[0].softmax(-1)
+    for level in range(1, depth):
+        for place, context in enumerate(lattice.contexts[0, level].tolist()):
+            likely = float(probabilities[level - 1, context[-1]]) >= least
+            assert bool(lattice.is_context[0, level, place]) == (likely or place == 0)
+    asked = []
+    children = refiner.children
+
+    def spy(draft, slots, previous, k):
+        asked.append((slots.tolist(), previous[0].tolist()))
+        return children(draft, slots, previous, k)
+
+    refiner.children = spy
+    found, expected = refiner.transitions(draft, lattice), refiner.transitions(draft, whole)
+    # What is left out is not computed, and what is not is as it was.
+    kept = lattice.is_context[0].nonzero().tolist()
+    assert asked[0][0] == [level for level, _ in kept]
+    assert asked[0][1] == [lattice.contexts[0, level, place].tolist() for level, place in kept]
+    for level, place in kept:
+        assert found.token_ids[0, level, place].tolist() == expected.token_ids[0, level, place].tolist()
+        torch.testing.assert_close(found.log_probs[0, level, place], expected.log_probs[0, level, place])
+        # Below a child whose context was left out nothing can be asked for.
+        for child, below in enumerate(found.next_context[0, level, place].tolist()):
+            before = int(expected.next_context[0, level, place, child])
+            reached = before >= 0 and bool(lattice.is_context[0, level + 1, before])
+            assert below == (before if reached else -1)

@@ -1,8 +1,10 @@
 """The M likeliest tokens of each depth as contexts for the next: TreeFlash's first stage."""
 
+import math
+
 import attrs
 import torch
-from attrs.validators import ge
+from attrs.validators import and_, ge, lt
 from torch import Tensor
 
 from treeflash.interfaces import TreeBuilder
@@ -19,10 +21,14 @@ class TopM(TreeBuilder):
     Attributes:
         branching: Contexts per depth, M.
         children: Children kept per context, K.
+        least: Contexts behind a token of less probability are left out, the likeliest excepted. No node
+            that ends in a token is likelier than the token itself, so that below the weight of a tree's last
+            node they are work for nothing.
     """
 
     branching: int = attrs.field(default=16, validator=ge(1))
     children: int = attrs.field(default=16, validator=ge(1))
+    least: float = attrs.field(default=0.0, validator=and_(ge(0), lt(1)))
 
     def build(self, draft: BlockDraft, history: int, limits: Limits) -> Lattice:
         """Takes the contexts from the backbone's own distributions."""
@@ -32,12 +38,16 @@ class TopM(TreeBuilder):
         width = tokens.shape[-1]
         first = draft.recent[:, None, None, 2 - history :].expand(-1, 1, width, -1)
         contexts = first
+        is_context = torch.zeros(contexts.shape[:3], dtype=torch.bool, device=contexts.device)
         if draft.depth > 1:
             above, weights = tokens[:, :-1], log_probs[:, :-1]
-            below = above[..., None] if history == 1 else _pairs(draft.recent[:, 1], above, weights)
+            below = above[..., None]
+            if history == 2:
+                below, weights = _pairs(draft.recent[:, 1], above, weights)
             contexts = torch.cat([first, below], dim=1)
-        is_context = torch.ones(contexts.shape[:3], dtype=torch.bool, device=contexts.device)
-        is_context[:, 0, 1:] = False
+            likely = weights >= (math.log(self.least) if self.least else -torch.inf)
+            is_context = torch.cat([is_context, likely], dim=1)
+        is_context[:, :, 0] = True
         return Lattice(contexts, is_context, self.children)
 
 
@@ -56,8 +66,18 @@ def single_context(draft: BlockDraft, children: int) -> Lattice:
     return Lattice(contexts, contexts.new_ones(shape, dtype=torch.bool), children)
 
 
-def _pairs(anchor: Tensor, tokens: Tensor, log_probs: Tensor) -> Tensor:
-    """Contexts of two tokens for the depths from 2 on, `[B, P - 1, M, 2]`."""
+def _pairs(anchor: Tensor, tokens: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+    """Contexts of two tokens for the depths from 2 on.
+
+    Args:
+        anchor: int64 `[B]`.
+        tokens: int64 `[B, P - 1, M]`: the likeliest of each depth but the last.
+        log_probs: Their log-probabilities.
+
+    Returns:
+        Contexts `[B, P - 1, M, 2]`, the likeliest pairs of each depth first, and the log-probabilities of
+        their later tokens `[B, P - 1, M]`.
+    """
     width = tokens.shape[-1]
     second = torch.stack([anchor[:, None].expand(-1, width), tokens[:, 0]], dim=-1)[:, None]
     joint = log_probs[:, :-1, :, None] + log_probs[:, 1:, None, :]
@@ -65,4 +85,5 @@ def _pairs(anchor: Tensor, tokens: Tensor, log_probs: Tensor) -> Tensor:
     deeper = torch.stack(
         [tokens[:, :-1].gather(2, best // width), tokens[:, 1:].gather(2, best % width)], dim=-1
     )
-    return torch.cat([second, deeper], dim=1)
+    weights = torch.cat([log_probs[:, :1], log_probs[:, 1:].gather(2, best % width)], dim=1)
+    return torch.cat([second, deeper], dim=1), weights
