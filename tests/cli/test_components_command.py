@@ -41,6 +41,11 @@ SELECTORS = """\
 Selectors
   chain  [treeflash {version}]  {chain}
       budget: an integer
+  cost-aware  [treeflash {version}]  {cost_aware}
+      most: an integer = 127
+      depth: an integer
+      beam: an integer
+      refresh: true or false = false
   opt-tree  [treeflash {version}]  {opt_tree}
       budget: an integer = 63
       depth: an integer

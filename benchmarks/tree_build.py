@@ -1,0 +1,135 @@
+"""From hidden states to a tree, each part apart, at the sizes of a large model.
+
+    python benchmarks/tree_build.py [--vocabulary 151936] [--hidden 2560] [--positions 15] [--rounds 5]
+
+A draft of random hidden states goes through the backbone's head, a SwiGLU refiner behind M = 16 contexts a
+depth with K = 16 children each, over all tokens and over 64 candidates, and the selection of trees of several
+budgets, level by level as `opt-tree` does it and by a heap on the host. Both give the same trees; parts take
+turns, and the median of the rounds is shown.
+"""
+
+import argparse
+import heapq
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.nn import functional
+
+from treeflash.components.builders.top_m import TopM
+from treeflash.components.refiners.swiglu import SwiGlu, SwiGluNetwork
+from treeflash.components.selectors.opt_tree import OptTree
+from treeflash.layouts import Linear
+from treeflash.proposal import TableProposal
+from treeflash.types import BlockDraft, DraftHead, Limits
+
+BUDGETS = (15, 31, 63, 127, 255, 511, 1023)
+BRANCHING, CHILDREN, CANDIDATES = 16, 16, 64
+
+
+def main() -> None:
+    """Times every part and prints a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--vocabulary", type=int, default=151936)
+    parser.add_argument("--hidden", type=int, default=2560)
+    parser.add_argument("--positions", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args()
+    console = Console()
+    with torch.inference_mode():
+        parts, proposal, depth = prepare(options)
+        for budget in BUDGETS:
+            tree, heap = level_by_level(proposal, budget, depth), by_heap(proposal, budget)
+            weights = tree.log_weights[0, 1:].exp().sum()
+            # Equally heavy nodes may stand for one another.
+            assert abs(float(weights) - heap) < 1e-3, (budget, float(weights), heap)
+            parts[f"select {budget}, level by level"] = lambda b=budget: level_by_level(proposal, b, depth)
+            parts[f"select {budget}, heap on the host"] = lambda b=budget: by_heap(proposal, b)
+        times: dict[str, list[float]] = {name: [] for name in parts}
+        for _ in range(1 + options.rounds):
+            for name, part in parts.items():
+                times[name].append(timed(part, options.device))
+    table = Table("part", "ms")
+    for name, taken in times.items():
+        table.add_row(name, f"{1000 * median(taken[1:]):.2f}")
+    console.print(table)
+
+
+def prepare(
+    options: argparse.Namespace,
+) -> tuple[dict[str, Callable[[], object]], TableProposal, int]:
+    """Makes the draft and the parts that come before the selection."""
+    device, hidden = torch.device(options.device), options.hidden
+    torch.manual_seed(0)
+    head = Linear(hidden, options.vocabulary, bias=False, device=device, dtype=torch.bfloat16)
+    torch.nn.init.normal_(head.weight, std=3 * hidden**-0.5)  # some tokens are likely, most are not
+    embedding = torch.randn(options.vocabulary, hidden, device=device, dtype=torch.bfloat16)
+    states = torch.randn(1, options.positions, hidden, device=device, dtype=torch.bfloat16)
+    network = SwiGluNetwork(hidden, 2 * hidden, 1).to(device, torch.bfloat16)
+
+    def draft() -> BlockDraft:
+        norm = lambda states: functional.rms_norm(states, (hidden,))  # noqa: E731
+        draft_head = DraftHead(
+            lambda ids: functional.embedding(ids, embedding),
+            norm,
+            head,
+            options.vocabulary,
+            rows=lambda ids: (functional.embedding(ids, head.weight), None),
+        )
+        recent = torch.tensor([[1, 2]], device=device)
+        return BlockDraft(recent, states, norm(states), draft_head)
+
+    builder, limits = TopM(BRANCHING, CHILDREN), Limits(max(BUDGETS), options.positions)
+    known = draft()
+    lattice = builder.build(known, 1, limits)
+    few, every = SwiGlu(network, CANDIDATES), SwiGlu(network)
+    parts: dict[str, Callable[[], object]] = {
+        "backbone's head and contexts": lambda: builder.build(draft(), 1, limits),
+        "refine over all tokens": lambda: every.transitions(known, lattice),
+        f"refine over {CANDIDATES} candidates": lambda: few.transitions(known, lattice),
+    }
+    anchor = known.recent[:, 1]
+    return parts, TableProposal(anchor, few.transitions(known, lattice)), options.positions
+
+
+def level_by_level(proposal: TableProposal, budget: int, depth: int):
+    """As `opt-tree` selects."""
+    return OptTree(budget).select(proposal, Limits(budget, depth))
+
+
+def by_heap(proposal: TableProposal, budget: int) -> float:
+    """The heaviest nodes one by one, from a table on the host; the sum of their weights."""
+    table = proposal.transitions
+    log_probs, below = table.log_probs[0].tolist(), table.next_context[0].tolist()
+    heap = [(-log_probs[0][0][0], 0, 0, 0, 0.0)]
+    total, taken = 0.0, 0
+    while heap and taken < budget:
+        weight, depth, context, rank, above = heapq.heappop(heap)
+        total, taken = total + 2.718281828459045 ** (-weight), taken + 1
+        row = log_probs[depth][context]
+        if rank + 1 < len(row):
+            heapq.heappush(heap, (-(above + row[rank + 1]), depth, context, rank + 1, above))
+        following = below[depth][context][rank]
+        if following >= 0:
+            first = log_probs[depth + 1][following][0]
+            heapq.heappush(heap, (-(-weight + first), depth + 1, following, 0, -weight))
+    return total
+
+
+def timed(part: Callable[[], object], device: str) -> float:
+    """Seconds of one call."""
+    begin = time.perf_counter()
+    part()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+if __name__ == "__main__":
+    main()
