@@ -1,6 +1,7 @@
 """Linear maps over blocks are the maps that they were made of."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -93,3 +94,23 @@ def test_a_copy_and_a_cast_start_anew():
         assert not other(states).any()
         assert linear(states).any()
         assert linear.float()(states.float()).dtype == torch.float32
+
+
+def test_what_has_been_used_can_be_written_and_read():
+    linear, states = Linear(48, 5).bfloat16(), torch.randn(2, 48).bfloat16()
+    with torch.inference_mode():
+        expected = linear(states)
+        again = pickle.loads(pickle.dumps(linear))
+        assert torch.equal(again(states), expected)
+
+
+def test_another_weight_at_the_same_place_is_another_weight():
+    """A replaced weight is held, so that its place in memory is not given away."""
+    (part,) = maps(64)
+    blocks, states = Blocks([part]), torch.randn(2, 48).bfloat16()
+    for _ in range(20):
+        part.weight = nn.Parameter(torch.randn(64, 48).bfloat16())
+        with torch.inference_mode():
+            torch.testing.assert_close(
+                blocks(states), functional.linear(states, part.weight), rtol=2e-2, atol=5e-2
+            )

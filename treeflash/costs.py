@@ -6,12 +6,14 @@ import platform
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
 import attrs
 import torch
+import transformers
 
 from treeflash.errors import InputError
 from treeflash.files import cache_folder, write_atomically
@@ -99,13 +101,13 @@ def _measure(target: Target, length: int, sizes: Sequence[int]) -> list[float]:
     """The median of a few passes for each size, sizes in turn, so that a slow moment hits them all."""
     state = target.start(1, length + max(sizes) + 1, ())
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(target.vocab_size, (length + max(sizes),), generator=generator)
-    target.prefill(state, ids[None, :length].to(target.device))
-    trees = []
-    for size in sizes:
-        # Two branches all the way down.
-        parents = [-1, *(max(0, node - 2) for node in range(1, size))]
-        trees.append(TokenTree.from_lists(ids[:size].tolist(), parents, device=target.device))
+    ids = torch.randint(target.vocab_size, (length,), generator=generator)
+    target.prefill(state, ids[None].to(target.device))
+    # Some branches, so that no node lies deep; siblings differ.
+    width = min(16, target.vocab_size)
+    tokens = [node % target.vocab_size for node in range(max(sizes))]
+    parents = [-1, *(max(0, node - width) for node in range(1, max(sizes)))]
+    trees = [TokenTree.from_lists(tokens[:size], parents[:size], device=target.device) for size in sizes]
     taken: list[list[float]] = [[] for _ in sizes]
     for _ in range(1 + _REPEATS):
         for times, tree in zip(taken, trees, strict=True):
@@ -125,7 +127,10 @@ def _hardware(target: Target) -> dict[str, Any]:
         "lean": getattr(target, "lean", None) is not None,
         "device": torch.cuda.get_device_name(target.device) if cuda else _processor(),
         "threads": None if cuda else torch.get_num_threads(),
+        "attention": getattr(target, "attention", None),
         "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "treeflash": version("treeflash"),
     }
 
 

@@ -5,7 +5,6 @@ blocked layout up to twice as fast as one in rows. The blocks are made when a ma
 hold the weights a second time.
 """
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,7 +46,8 @@ class Linear(nn.Linear):
 class Blocks:
     """One or more linear maps of the same input, their outputs side by side.
 
-    The maps are borrowed: a weight that is changed in place or replaced is seen at the next call.
+    The maps are borrowed: a weight that is replaced, or changed in place, is seen at the next call. A change
+    through `weight.data` is not, nor one of a weight that was made in inference mode: torch counts neither.
 
     Args:
         maps: Each with `weight` `[out, in]` and `bias` `[out]` or None, as `nn.Linear` has them.
@@ -58,6 +58,7 @@ class Blocks:
         self._maps: list[Any] = list(maps)
         self._columns = columns
         self._made_of: list[tuple[int, int]] | None = None
+        self._held: list[Tensor] = []
         self._weight: Tensor | None = None
         self._bias: Tensor | None = None
 
@@ -67,16 +68,16 @@ class Blocks:
         if not _can_lay_out(weights[0], states):
             outputs = [functional.linear(states, *self._part(index)) for index in range(len(weights))]
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
-        made_of = [_state(weight) for weight in weights]
+        made_of = [weight_state(weight) for weight in weights]
         if made_of != self._made_of:
             self._lay_out()
             self._made_of = made_of
         out: Tensor = torch.ops.mkldnn._linear_pointwise(states, self._weight, self._bias, "none", [], "")
         return out
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Blocks":
-        """Blocks of copied maps, to be made anew."""
-        return Blocks(copy.deepcopy(self._maps, memo), self._columns)
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and files: the maps alone, the blocks to be made anew."""
+        return {**self.__dict__, "_made_of": None, "_held": [], "_weight": None, "_bias": None}
 
     def _part(self, index: int) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of a map, as far as its columns are asked for."""
@@ -86,7 +87,10 @@ class Blocks:
     def _lay_out(self) -> None:
         """Makes the blocks."""
         parts = [self._part(index) for index in range(len(self._maps))]
-        weight = torch.cat([weight.detach() for weight, _ in parts])
+        # Held, so that no other weight comes to lie where one of these lay.
+        self._held = [part.weight.detach() for part in self._maps]
+        weights = [weight.detach() for weight, _ in parts]
+        weight = weights[0].contiguous() if len(weights) == 1 else torch.cat(weights)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         biases = [bias.detach() for _, bias in parts if bias is not None]
         self._bias = torch.cat(biases) if biases else None
@@ -103,7 +107,7 @@ def _can_lay_out(weight: Tensor, states: Tensor) -> bool:
     )
 
 
-def _state(weight: Tensor) -> tuple[int, int]:
+def weight_state(weight: Tensor) -> tuple[int, int]:
     """Changes when a weight is replaced, or changed in place where that is counted."""
     try:
         return weight.data_ptr(), weight._version

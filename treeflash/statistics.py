@@ -16,6 +16,7 @@ class StepRecord:
         num_emitted: Tokens added to the text, the bonus token included unless the text ends before it.
         seconds: Time of each stage by its name; empty when it was not measured.
         total: Time of all of it.
+        tried: Whether anything was drafted, though the tree may have come to nothing.
     """
 
     num_drafted: int
@@ -24,6 +25,7 @@ class StepRecord:
     num_emitted: int
     seconds: Mapping[str, float] = attrs.field(factory=dict, repr=False)
     total: float = attrs.field(default=0.0, repr=False, eq=False)
+    tried: bool = attrs.field(default=False, repr=False, eq=False)
 
 
 @attrs.frozen

@@ -104,23 +104,23 @@ class DraftHead:
         project: Normed hidden states `[..., D]` to logits `[..., V']`.
         vocab_size: Tokens that may be drafted: ids from 0 up to it. Logits past it (padding of the
             head) are ignored.
-        columns: int64 `[V']`, ascending: the tokens that are scored, when that is not all of them.
-        rows: int64 `[...]` of tokens to the weights `[..., D]` that `project` multiplies by for each, and
-            their biases `[...]` or None; None where it is no linear map.
         temperature: Divides the logits.
         chunk: Rows projected at once. A logit row is as wide as the vocabulary, so that all rows of a
             large lattice at once would be written to fresh memory and read back from there; too few
             leave the matrix product with little to do.
+        columns: int64 `[V']`, ascending: the tokens that are scored, when that is not all of them.
+        rows: int64 `[...]` of tokens to the weights `[..., D]` that `project` multiplies by for each, and
+            their biases `[...]` or None; None where it is no linear map.
     """
 
     embed: Callable[[Tensor], Tensor]
     norm: Callable[[Tensor], Tensor]
     project: Callable[[Tensor], Tensor]
     vocab_size: int
-    columns: Tensor | None = None
-    rows: Callable[[Tensor], tuple[Tensor, Tensor | None]] | None = None
     temperature: float = 1.0
     chunk: int = 32
+    columns: Tensor | None = None
+    rows: Callable[[Tensor], tuple[Tensor, Tensor | None]] | None = None
 
     @property
     def width(self) -> int:

@@ -28,7 +28,8 @@ FLAT = PassCosts([1, 128], [64], [[1.0, 1.0]])
 
 
 def step(drafted, emitted, total=1.0, verify=0.75):
-    return StepRecord(drafted, 3, emitted - 1, emitted, {"draft": total - verify, "verify": verify}, total)
+    times = {"draft": total - verify, "verify": verify}
+    return StepRecord(drafted, 3, emitted - 1, emitted, times, total, tried=drafted > 0)
 
 
 def proposal(table):
@@ -41,7 +42,7 @@ def test_the_most_expected_tokens_a_second(table, seed, overhead):
     seconds = torch.rand(30, generator=generator).cumsum(0).tolist()
     selector = CostAware(PassCosts(range(1, 31), [64], [seconds]), OptTree(29))
     # The pace is that of the measurement.
-    step = StepRecord(29, 3, 1, 2, {"verify": seconds[29]}, seconds[29] + overhead)
+    step = StepRecord(29, 3, 1, 2, {"verify": seconds[29]}, seconds[29] + overhead, tried=True)
     limits = selector.plan([step], Limits(29, 3, 64))
     draft = proposal(table)
     whole, found = OptTree(29).select(draft, limits), selector.select(draft, limits)
@@ -102,6 +103,18 @@ class TestPlan:
         steps += [step(9, 8, total=1.5)] * 7
         assert self.plan(steps).nodes > 0
 
+    @pytest.mark.parametrize("drafted", [9, 0])
+    def test_drafts_that_never_pay_are_tried_every_ninth_step(self, drafted):
+        """Those that come to nothing too."""
+        steps = []
+        for _ in range(600):
+            tried = self.plan(steps).nodes > 0
+            record = step(drafted if tried else 0, 1, total=1.5 if tried else 1.0, verify=1.0)
+            steps.append(attrs.evolve(record, tried=tried))
+        assert all(step.tried for step in steps[:16])
+        late = [step.tried for step in steps[100:]]
+        assert sum(late) / len(late) == pytest.approx(1 / 9, abs=0.01)
+
     def test_drafts_that_pay_or_nearly_pay_are_not_paused(self):
         assert self.plan([step(9, 2, total=1.5)] * 20).nodes > 0
         # 20 tokens in 16 s, where plain decoding would have taken 15.
@@ -118,7 +131,7 @@ class TestPlan:
 
     def test_without_times_of_stages_passes_take_what_was_measured(self):
         """As on a GPU."""
-        found = self.plan([StepRecord(9, 3, 1, 2, {}, 1.5)] * 3)
+        found = self.plan([StepRecord(9, 3, 1, 2, {}, 1.5, tried=True)] * 3)
         assert found.overhead == pytest.approx(0.5)
 
 

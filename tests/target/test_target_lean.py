@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from treeflash.target import lean as lean_module
 from treeflash.target import wrap_model
 from treeflash.target.lean import LeanDecoder
 from treeflash.testing.families import FAMILIES, tiny_model
@@ -77,6 +78,54 @@ def test_what_is_hung_into_a_model_is_not_passed_over(change):
     target = wrap_model(model)
     assert target.lean is None
     assert not torch.allclose(read(target), plain)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_comes_into_a_model_later_is_seen_too(change):
+    model = tiny_model("llama")
+    target = wrap_model(model)
+    plain = read(target)
+    change(model)
+    assert not torch.allclose(read(target), plain)
+    assert target.lean is None
+
+
+def test_whoever_never_decodes_does_not_hold_weights_twice():
+    target = wrap_model(tiny_model("llama", dtype=torch.bfloat16))
+    assert target.lean.head._weight is None
+    read(target)
+    blocks = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert (target.lean.head._weight is not None) == blocks
+
+
+@pytest.mark.parametrize("family", sorted(KNOWN))
+def test_many_rows_are_not_folded_and_come_to_the_same(family, device, monkeypatch):
+    target = wrap_model(tiny_model(family, dtype=torch.float64, device=device))
+    expected = read(target)
+    monkeypatch.setattr(lean_module, "_FOLDED", 0)
+    torch.testing.assert_close(read(target), expected)
+
+
+def test_plain_steps_keep_no_graph(device):
+    target = wrap_model(tiny_model("llama", device=device))
+    state = target.start(1, 20, (0,))
+    outputs = [target.prefill(state, row([1, 2, 3], device))]
+    outputs.append(target.verify(state, TokenTree.root_only(torch.tensor([4], device=device))))
+    assert not any(part.requires_grad for output in outputs for part in (output.logits, output.taps))
+
+
+def test_a_gathered_head_is_kept_until_the_weights_change():
+    target = wrap_model(tiny_model("llama", dtype=torch.bfloat16))
+    columns = torch.tensor([1, 5, 7])
+    head = target.head(columns, target.dtype)
+    assert target.head(columns.clone(), target.dtype) is head
+    assert target.head(columns[:2], target.dtype) is not head
+    head = target.head(columns, target.dtype)
+    states = torch.randn(2, target.hidden_size).bfloat16()
+    with torch.no_grad():
+        before = head(states)
+        target.model.lm_head.weight.mul_(2)
+        torch.testing.assert_close(target.head(columns, target.dtype)(states), 2 * before)
 
 
 @pytest.mark.parametrize("config", [{"attention_bias": True}, {"tie_word_embeddings": True}])

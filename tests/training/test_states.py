@@ -150,7 +150,7 @@ def test_a_folder_that_cannot_be(cached):
 
 
 def test_labels(models, corpus, monkeypatch):
-    target = load_target(models / "tiny-target", dtype="float32", device="cpu", lean=False)
+    target = load_target(models / "tiny-target", dtype="float32", device="cpu")
     check_labels(target, corpus.train[0])
     handle = target.model.register_forward_hook(_softer)
     with pytest.raises(UnsupportedTargetError, match="Qwen3ForCausalLM cannot be learned from"):

@@ -91,7 +91,9 @@ def bench(
     target, opened = open_arms(
         [ArmText.parse(arm) for arm in arms], Registry.load(), laid_over(overrides, dtype)
     )
-    settings = BenchSettings(max_new_tokens, temperature, seed, time_stages or profiled)
+    # On a CPU stages are timed always.
+    timed = time_stages or (profiled and target.device.type != "cpu")
+    settings = BenchSettings(max_new_tokens, temperature, seed, timed)
     with progress_bar() as bar:
         task = bar.add_task("prompts", total=None, figures="")
         measured = Bench(
@@ -120,7 +122,8 @@ def bench(
         Console().print(table)
     if profiled:
         prompt = target.require_text().encode_chat(sets[0].prompts[0].turns[0])
-        work = work_of(opened, prompt, _COUNTED_TOKENS)
+        nodes = {row.arm: sum(row.nodes) for rows in summaries.values() for row in rows}
+        work = work_of(opened, nodes, prompt, _COUNTED_TOKENS)
         found = {name: profiles(rows, work) for name, rows in summaries.items()}
         for name, arms_found in found.items():
             for profile in arms_found:

@@ -183,7 +183,7 @@ class Decoder:
             # The bonus token needs no draft: one level less than can still be emitted.
             depth = min(self.drafter.max_depth, rule.limit - have - 1)
             limits = Limits(room, depth, int(state.lengths.max()))
-            tree, acceptance = speculate(self, state, draws, steps, limits, watch)
+            tree, acceptance, tried = speculate(self, state, draws, steps, limits, watch)
             emitted, reason = rule.clip(acceptance.tokens[0], have)
             if reason is None:
                 commit(self, state, acceptance, watch)
@@ -197,6 +197,7 @@ class Decoder:
                     num_emitted=len(emitted),
                     seconds=watch.take(),
                     total=spent,
+                    tried=tried,
                 )
             )
             yield Emission(emitted, tree, acceptance.paths[0], steps[-1], reason, spent)

@@ -33,7 +33,7 @@ def speculate(
     steps: Sequence[StepRecord],
     limits: Limits,
     watch: Stopwatch,
-) -> tuple[TokenTree, Acceptance]:
+) -> tuple[TokenTree, Acceptance, bool]:
     """Drafts a tree and verifies it.
 
     Args:
@@ -45,7 +45,7 @@ def speculate(
         watch: Measures the stages.
 
     Returns:
-        The tree, and what the target accepted of it.
+        The tree, what the target accepted of it, and whether anything was drafted for it.
     """
     limits = parts.selector.plan(steps, limits)
     tree = TokenTree.root_only(state.anchor)
@@ -63,7 +63,7 @@ def speculate(
         watch.lap("select")
     acceptance = parts.verifier.verify(parts.target, state, tree, draws)
     watch.lap("verify")
-    return tree, acceptance
+    return tree, acceptance, limits.allow_drafting
 
 
 @torch.inference_mode()

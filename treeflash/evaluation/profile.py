@@ -3,9 +3,11 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 
+from treeflash.engine import Decoder
 from treeflash.evaluation.arms import PLAIN, Arm
 from treeflash.evaluation.summary import ArmSummary
 from treeflash.evaluation.work import Work, count_work
@@ -62,11 +64,15 @@ def profiles(rows: Sequence[ArmSummary], work: Mapping[str, Mapping[str, Work]])
     return [_profile(row, plain, work[row.arm]) for row in rows if "verify" in row.seconds]
 
 
-def work_of(arms: Sequence[Arm], token_ids: list[int], max_new_tokens: int) -> dict[str, dict[str, Work]]:
+def work_of(
+    arms: Sequence[Arm], nodes: Mapping[str, float], token_ids: list[int], max_new_tokens: int
+) -> dict[str, dict[str, Work]]:
     """Counts what steps do, along one text.
 
     Args:
         arms: The arms.
+        nodes: By arm, nodes of an average tree: counting takes time itself, so that trees that go by the
+            clock are counted at that size.
         token_ids: The prompt.
         max_new_tokens: Of the text.
 
@@ -74,7 +80,9 @@ def work_of(arms: Sequence[Arm], token_ids: list[int], max_new_tokens: int) -> d
         By arm and stage.
     """
     return {
-        arm.name: count_work(arm.decoder, token_ids, max_new_tokens=max_new_tokens, stop_ids=())
+        arm.name: count_work(
+            _sized(arm.decoder, nodes[arm.name]), token_ids, max_new_tokens=max_new_tokens, stop_ids=()
+        )
         for arm in arms
     }
 
@@ -91,6 +99,14 @@ def write_profiles(folder: Path, found: Mapping[str, Sequence[Profile]]) -> None
     """
     content = {name: [attrs.asdict(profile) for profile in rows] for name, rows in found.items()}
     write_atomically(folder / PROFILE, json.dumps(content, indent=1) + "\n")
+
+
+def _sized(decoder: Decoder, nodes: float) -> Decoder:
+    selector = decoder.selector
+    timeless: Any = selector.without_clock()
+    if timeless is selector:
+        return decoder
+    return attrs.evolve(decoder, selector=attrs.evolve(timeless, budget=round(nodes)))
 
 
 def _profile(row: ArmSummary, plain: ArmSummary, work: Mapping[str, Work]) -> Profile:

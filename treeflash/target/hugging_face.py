@@ -107,6 +107,9 @@ class HuggingFaceTarget(Reading):
             raise InputError(f"tap layers: expected 0..{self.num_layers - 1}, found {beyond}")
         if batch_size != 1:
             raise InputError(f"one sequence at a time is decoded; expected 1 row, found {batch_size}")
+        if self.lean is not None and not self.lean.reads(self.model):
+            # Adapters or hooks have come into the model since it was wrapped: its own forward knows them.
+            self.lean = None
         return TargetState(TreeCache(self.num_layers, capacity, batch_size), tuple(tap_layers))
 
     def prefill(self, state: TargetState, token_ids: Tensor) -> TargetOutput:
@@ -232,6 +235,7 @@ class HuggingFaceTarget(Reading):
         # A token that cannot be embedded cannot be gone on from.
         return TargetOutput(logits[:, -1 if last_logits else 0 :, : self.vocab_size], taps)
 
+    @torch.no_grad()
     def _read_leanly(
         self,
         lean: LeanDecoder,

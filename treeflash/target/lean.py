@@ -5,6 +5,7 @@ everything around the matrix products: here rotations, norms and caches are writ
 the products go over weights laid out for them. The arithmetic is the model's own, up to rounding.
 """
 
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
@@ -22,6 +23,8 @@ from treeflash.target.masks import FULL, SLIDING
 _FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 # What such a model is made of: their classes, not classes made from them, and the library's own parts.
 _PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
+# Rows up to which heads that share keys are folded into one product: a prompt's mask would grow too large.
+_FOLDED = 256
 _OTHERS = (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU, SiLUActivation)
 
 
@@ -39,6 +42,7 @@ class LeanDecoder:
         self._norm: Any = decoder.norm
         self._layers = [_Layer(layer, decoder.config) for layer in decoder.layers]
         self.head = Blocks([model.get_output_embeddings()])
+        self._modules = list(model.modules())
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self | None:
@@ -51,11 +55,13 @@ class LeanDecoder:
             The decoder; None for other families, and where something is hung into the model: adapters,
             hooks, other activations.
         """
-        name = type(model).__name__
-        if not any(name == f"{family}ForCausalLM" for family in _FAMILIES):
-            return None
-        own = {f"{name.removesuffix('ForCausalLM')}{part}" for part in _PARTS}
-        return cls(model) if all(_is_plain(module, own) for module in model.modules()) else None
+        return cls(model) if _is_plain_family(model) else None
+
+    def reads(self, model: PreTrainedModel) -> bool:
+        """Whether the model is still what it was: the same modules, and nothing hung into them since."""
+        modules = list(model.modules())
+        same = len(modules) == len(self._modules) and all(map(operator.is_, modules, self._modules))
+        return same and _is_plain_family(model)
 
     def __call__(
         self,
@@ -86,18 +92,20 @@ class LeanDecoder:
         half = cos.shape[-1] // 2
         # The halves of a head are exchanged by rolling it: the sign goes with the sine.
         turn = cos[:, :, None], torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)[:, :, None]
-        # Heads that share keys stand below one another, as further rows of one product.
-        groups = self._layers[0].groups
         by_kind = masks if isinstance(masks, Mapping) else {layer.kind: masks for layer in self._layers}
-        repeated = {
-            kind: None if mask is None else mask.repeat(1, 1, groups, 1) for kind, mask in by_kind.items()
-        }
-        outputs = []
-        for layer, room in zip(self._layers, cache.layers, strict=True):
-            states = layer(states, turn, repeated[layer.kind], room)
-            outputs.append(states)
+        folded = token_ids.shape[1] <= _FOLDED
+        if folded:
+            groups = self._layers[0].groups
+            by_kind = {
+                kind: None if mask is None else mask.repeat(1, 1, groups, 1) for kind, mask in by_kind.items()
+            }
+        outputs = {}
+        for index, (layer, room) in enumerate(zip(self._layers, cache.layers, strict=True)):
+            states = layer(states, turn, by_kind[layer.kind], room, folded=folded)
+            if index in tap_layers:
+                outputs[index] = states
         normed = rms_norm(states, self._norm)
-        outputs[-1] = normed
+        outputs[len(self._layers) - 1] = normed
         logits = self.head(normed[:, -1:] if last_logits else normed)
         taps = torch.cat([outputs[layer] for layer in tap_layers], dim=-1) if tap_layers else None
         return logits, taps
@@ -128,8 +136,14 @@ class _Layer:
         self._key_heads = attention.k_proj.weight.shape[0] // self._width
         self.groups = self._heads // self._key_heads
 
-    def __call__(self, states: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None, room: Any) -> Tensor:
-        """`[B, n, D]` to `[B, n, D]`; keys and values go into `room`, `mask` is `[B, 1, groups * n, m]`."""
+    def __call__(
+        self, states: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None, room: Any, *, folded: bool
+    ) -> Tensor:
+        """`[B, n, D]` to `[B, n, D]`; keys and values go into `room`.
+
+        Folded, heads that share keys stand below one another, as further rows of one product, and `mask` is
+        `[B, 1, groups * n, m]`; otherwise it is `[B, 1, n, m]`.
+        """
         batch, count, _ = states.shape
         turned = self._heads + self._key_heads
         joined = self._join(rms_norm(states, self._before))
@@ -144,13 +158,13 @@ class _Layer:
         keys, values = room.update(
             pairs[:, :, self._heads :].transpose(1, 2), heads[:, :, turned:].transpose(1, 2)
         )
-        groups = self.groups
-        queries = pairs[:, :, : self._heads].view(batch, count, self._key_heads, groups, self._width)
-        queries = queries.permute(0, 2, 3, 1, 4).reshape(batch, self._key_heads, groups * count, self._width)
+        groups = self.groups if folded else 1
+        queries = pairs[:, :, : self._heads].view(batch, count, -1, groups, self._width)
+        queries = queries.permute(0, 2, 3, 1, 4).reshape(batch, -1, groups * count, self._width)
         mixed = functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, scale=self._attention.scaling
+            queries, keys, values, attn_mask=mask, scale=self._attention.scaling, enable_gqa=not folded
         )
-        mixed = mixed.view(batch, self._key_heads, groups, count, self._width)
+        mixed = mixed.view(batch, -1, groups, count, self._width)
         states = states + self._mix(mixed.permute(0, 3, 1, 2, 4).flatten(2))
         normed = rms_norm(states, self._behind)
         return states + self._down(functional.silu(self._gate(normed)).mul_(self._up(normed)))
@@ -170,6 +184,15 @@ def rms_norm(states: Tensor, norm: Any) -> Tensor:
     scale = wide.pow(2).mean(-1, keepdim=True).add_(norm.variance_epsilon).rsqrt_()
     out: Tensor = (wide * scale).to(states.dtype) * norm.weight
     return out
+
+
+def _is_plain_family(model: PreTrainedModel) -> bool:
+    """Whether a model is of a known family, and all of it is the library's own."""
+    name = type(model).__name__
+    if not any(name == f"{family}ForCausalLM" for family in _FAMILIES):
+        return False
+    own = {f"{name.removesuffix('ForCausalLM')}{part}" for part in _PARTS}
+    return all(_is_plain(module, own) for module in model.modules())
 
 
 def _is_plain(module: nn.Module, own: Collection[str]) -> bool:

@@ -49,8 +49,9 @@ def wrap_model(model: PreTrainedModel, tokenizer: Any = None, *, lean: bool = Tr
             reason = str(error)
         if reason is None:
             target.lean = LeanDecoder.of(model) if lean else None
-            if target.lean is not None and probe(target) is not None:
-                target.lean = None
+            if target.lean is not None:
+                # Made anew if it is right: whoever never decodes shall not hold the weights twice.
+                target.lean = LeanDecoder.of(model) if probe(target) is None else None
             return target
         if reason not in reasons:
             reasons.append(reason)

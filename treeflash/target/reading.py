@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from treeflash.layouts import Blocks
+from treeflash.layouts import Blocks, weight_state
 from treeflash.target.masks import additive_masks
 from treeflash.target.taps import tapped
 
@@ -27,6 +27,7 @@ class Reading:
     num_layers: int
     windows: dict[str, int | None]
     borrowed: Callable[[], AbstractContextManager[None]]
+    _head: tuple[Any, Callable[[Tensor], Tensor]] | None = None
     _parameters: set[str]
     _cache_name: str
     _decoder: Any
@@ -83,11 +84,21 @@ class Reading:
     def head(self, columns: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """The output head over some tokens (see `Target.head`)."""
         head = self.model.get_output_embeddings()
+        made_for = (*weight_state(head.weight), None if columns is None else columns.cpu().numpy().tobytes())
+        if dtype == self.dtype and self._head is not None and self._head[0] == made_for:
+            return self._head[1]
         kept = slice(self.vocab_size) if columns is None else columns.to(self.device)
         weight = head.weight.detach()[kept].to(dtype)
         bias = None if getattr(head, "bias", None) is None else head.bias.detach()[kept].to(dtype)
         blocks = Blocks([SimpleNamespace(weight=weight, bias=bias)])
-        return lambda normed: blocks(normed.to(dtype))
+
+        def project(normed: Tensor) -> Tensor:
+            return blocks(normed.to(dtype))
+
+        if dtype == self.dtype:
+            # The last one is kept: drafters are bound to one target again and again.
+            self._head = made_for, project
+        return project
 
     def head_rows(self, token_ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """The output head's weights for tokens (see `Target.head_rows`)."""

@@ -60,6 +60,9 @@ class CostAware(Selector):
     the greatest ratio is taken, anew in each step. Where drafts have not paid for themselves lately, nothing
     is drafted for some steps.
 
+    It goes by the clock, so that two runs may choose other trees: in low precision, where trees round
+    differently, nearly tied tokens may then fall differently too.
+
     Attributes:
         costs: What the target's passes cost.
         tree: Finds the heaviest nodes.
@@ -79,8 +82,9 @@ class CostAware(Selector):
     def plan(self, steps: Sequence[StepRecord], limits: Limits) -> Limits:
         """Decides whether to draft; if so, no more than twice what was worth it lately."""
         limits = self.tree.plan(steps, limits)
-        since = next((back for back, step in enumerate(reversed(steps)) if step.num_drafted), len(steps))
-        drafted = [step for step in steps[-4 * _RECENT :] if step.num_drafted][-_RECENT:]
+        since = next((back for back, step in enumerate(reversed(steps)) if step.tried), len(steps))
+        # As far back as the last sixteen drafts can lie, with a pause behind each.
+        drafted = [step for step in steps[-_RECENT * (_PAUSE + 1) :] if step.tried][-_RECENT:]
         if not drafted:
             return PricedLimits(limits.nodes, limits.depth, limits.length)
         largest = max(step.num_drafted for step in drafted)

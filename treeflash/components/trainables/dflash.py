@@ -3,7 +3,7 @@
 Source: DFlash (blocks, position weights) and TreeFlash (the refined distribution beside the backbone's own).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -243,7 +243,9 @@ class DFlashTrainable(Trainable):
         anchors, weights = blocks.anchor_rows, questions.weights.to(hidden.device, non_blocking=True)
         before = text.token_ids[(anchors - 1).clamp(min=0)]
         recent = torch.stack([before, text.token_ids[anchors]], dim=1)
-        head = DraftHead(self._embed, self.network.norm, self._full_head(), self.target.vocab_size)
+        columns = self.comparison.columns
+        project = self.target.head(columns, self.target.dtype)
+        head = DraftHead(self._embed, self.network.norm, project, self.target.vocab_size, columns=columns)
         total = hidden.new_zeros(())
         for start in range(0, len(anchors), _TREES):
             group = slice(start, start + _TREES)
@@ -260,9 +262,6 @@ class DFlashTrainable(Trainable):
             )
             total = total + self.comparison.total(Answers(nodes.wanted, None, counts), lesson, None, 0.0)
         return total
-
-    def _full_head(self) -> Callable[[Tensor], Tensor]:
-        return self.target.head(None, self.target.dtype)
 
 
 def _decay(decay: float | None, block_size: int) -> float | None:
