@@ -73,8 +73,10 @@ def prepare(
     states = torch.randn(1, options.positions, hidden, device=device, dtype=torch.bfloat16)
     network = SwiGluNetwork(hidden, 2 * hidden, 1).to(device, torch.bfloat16)
 
+    def norm(states: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(states, (hidden,))
+
     def draft() -> BlockDraft:
-        norm = lambda states: functional.rms_norm(states, (hidden,))  # noqa: E731
         draft_head = DraftHead(
             lambda ids: functional.embedding(ids, embedding),
             norm,

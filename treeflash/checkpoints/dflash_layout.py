@@ -18,6 +18,9 @@ _SIZES = (
     "num_hidden_layers",
 )
 
+# By key, types that a value may have and what messages call them.
+Kinds = Mapping[str, tuple[tuple[type, ...], str]]
+
 
 @attrs.frozen
 class DFlashFacts:
@@ -207,10 +210,47 @@ def config_of_network(
     }
 
 
+def wrong_types(config: Mapping[str, Any], kinds: Kinds) -> list[str]:
+    """Optional keys whose values are of no type that they may have.
+
+    Args:
+        config: The config.
+        kinds: By key, the types allowed and what messages call them.
+
+    Returns:
+        One sentence per fault.
+    """
+    return [
+        f"{key}: expected {name}, found {config[key]!r}"
+        for key, (allowed, name) in kinds.items()
+        if config.get(key) is not None and type(config[key]) not in allowed
+    ]
+
+
+def network_keys(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """What of a config sizes a network.
+
+    Args:
+        config: The config.
+        keys: Those to take, where they are given.
+
+    Returns:
+        These, with `head_dim` and `rope_parameters`, whichever way the config states them.
+    """
+    network = {key: config[key] for key in keys if config.get(key) is not None}
+    network.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    stated = config.get("rope_parameters") or config.get("rope_scaling")
+    rope = dict(stated) if isinstance(stated, Mapping) else {"rope_type": "default"}
+    theta = rope_theta(config)
+    if theta is not None:
+        rope["rope_theta"] = theta
+    return {**network, "rope_parameters": rope}
+
+
 def _odd_values(config: Mapping[str, Any]) -> list[str]:
     """Optional keys whose values cannot be used."""
     numbers = (int, float)
-    kinds: dict[str, tuple[tuple[type, ...], str]] = {
+    kinds: Kinds = {
         "head_dim": ((int,), "an integer"),
         "num_target_layers": ((int,), "an integer"),
         "vocab_size": ((int,), "an integer"),
@@ -219,11 +259,7 @@ def _odd_values(config: Mapping[str, Any]) -> list[str]:
         "attention_bias": ((bool,), "true or false"),
         "rope_parameters": ((dict,), "an object"),
     }
-    faults = [
-        f"{key}: expected {name}, found {config[key]!r}"
-        for key, (allowed, name) in kinds.items()
-        if config.get(key) is not None and type(config[key]) not in allowed
-    ]
+    faults = wrong_types(config, kinds)
     layers = config.get("layer_types")
     if layers is not None and not (
         isinstance(layers, list) and all(kind == "full_attention" for kind in layers)
@@ -236,14 +272,7 @@ def _odd_values(config: Mapping[str, Any]) -> list[str]:
 
 def _network(config: Mapping[str, Any]) -> dict[str, Any]:
     keys = (*_SIZES, "head_dim", "rms_norm_eps", "attention_bias", "max_position_embeddings")
-    network = {key: config[key] for key in keys if config.get(key) is not None}
-    network.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
-    stated = config.get("rope_parameters") or config.get("rope_scaling")
-    rope = dict(stated) if isinstance(stated, Mapping) else {"rope_type": "default"}
-    theta = rope_theta(config)
-    if theta is not None:
-        rope["rope_theta"] = theta
-    return {**network, "rope_parameters": rope}
+    return network_keys(config, keys)
 
 
 def _table(config: Mapping[str, Any], key: str, faults: list[str]) -> Mapping[str, Any]:

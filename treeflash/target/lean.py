@@ -23,9 +23,9 @@ from treeflash.target.masks import FULL, SLIDING
 _FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 # What such a model is made of: their classes, not classes made from them, and the library's own parts.
 _PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
+_OTHERS = (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU, SiLUActivation)
 # Rows up to which heads that share keys are folded into one product: a prompt's mask would grow too large.
 _FOLDED = 256
-_OTHERS = (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU, SiLUActivation)
 
 
 class LeanDecoder:

@@ -12,8 +12,9 @@ from attrs.validators import ge, gt, optional
 from torch import Tensor
 from transformers import LlamaConfig
 
+from treeflash.checkpoints.networks import placed, sized
 from treeflash.checkpoints.reader import SHOWN_FAULTS, Checkpoint, weight_misfits
-from treeflash.errors import CheckpointError, bullet_list, first_line
+from treeflash.errors import CheckpointError, bullet_list
 from treeflash.interfaces import BuildContext, Drafter
 from treeflash.target_interface import Target
 from treeflash.types import DraftHead, Limits
@@ -108,24 +109,18 @@ class Eagle3(Drafter):
         sizes = dict(facts.network)
         if rope_theta is not None:
             sizes["rope_parameters"] = {**sizes["rope_parameters"], "rope_theta": rope_theta}
-        try:
-            with torch.device("meta"):
-                network = Eagle3Network(LlamaConfig(**sizes), facts.draft_vocab_size, facts.vocab_size)
-        except Exception as error:  # the config class checks values in its own ways
-            faults.append(f"config.json cannot be used: {first_line(error)}")
-            raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults)) from None
+        network = sized(
+            checkpoint,
+            lambda: Eagle3Network(LlamaConfig(**sizes), facts.draft_vocab_size, facts.vocab_size),
+            faults,
+        )
         misplaced = checkpoint.load(network, "backbone")
         if not misplaced:
             misplaced = vocabulary_faults(network.target_ids(), network.t2d, target.vocab_size)
         faults += misplaced
         if faults:
             raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults, most=SHOWN_FAULTS))
-        network = network.to(device=target.device, dtype=target.dtype).eval()
-        try:
-            network.prepare_rotary()
-        except Exception as error:  # so does each kind of rotary scaling
-            fault = f"rope_parameters cannot be used: {type(error).__name__} {first_line(error)}"
-            raise CheckpointError(f"{checkpoint.folder}: {fault}") from None
+        network = placed(checkpoint, network, target)
         return cls(network, facts, children, max_depth)
 
     @property

@@ -6,7 +6,13 @@ from typing import Any
 import attrs
 from torch import Tensor
 
-from treeflash.checkpoints.dflash_layout import rope_theta, same_vocabulary
+from treeflash.checkpoints.dflash_layout import (
+    Kinds,
+    network_keys,
+    rope_theta,
+    same_vocabulary,
+    wrong_types,
+)
 from treeflash.target_interface import TargetFacts
 from treeflash_eagle3.network import NUM_TAPS
 
@@ -198,7 +204,7 @@ def _misfits(config: Mapping[str, Any], target: TargetFacts) -> list[str]:
 
 def _odd_values(config: Mapping[str, Any]) -> list[str]:
     """Optional keys whose values cannot be used."""
-    kinds: dict[str, tuple[tuple[type, ...], str]] = {
+    kinds: Kinds = {
         "head_dim": ((int,), "an integer"),
         "max_position_embeddings": ((int,), "an integer"),
         "rms_norm_eps": ((int, float), "a number"),
@@ -206,11 +212,7 @@ def _odd_values(config: Mapping[str, Any]) -> list[str]:
         "rope_scaling": ((dict,), "an object"),
         "rope_parameters": ((dict,), "an object"),
     }
-    faults = [
-        f"{key}: expected {name}, found {config[key]!r}"
-        for key, (allowed, name) in kinds.items()
-        if config.get(key) is not None and type(config[key]) not in allowed
-    ]
+    faults = wrong_types(config, kinds)
     if config.get("hidden_act", "silu") != "silu":
         faults.append(f"hidden_act: expected 'silu', found {config['hidden_act']!r}")
     return faults
@@ -234,8 +236,6 @@ def _target_layers(config: Mapping[str, Any], target: TargetFacts, faults: list[
 
 def _network(config: Mapping[str, Any]) -> dict[str, Any]:
     keys = (*_SIZES[:5], "head_dim", "rms_norm_eps", "max_position_embeddings")
-    network = {key: config[key] for key in keys if config.get(key) is not None}
-    network.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
-    stated = config.get("rope_parameters") or config.get("rope_scaling")
-    rope = dict(stated) if isinstance(stated, Mapping) else {"rope_type": "default"}
-    return {**network, "rope_parameters": {**rope, "rope_theta": rope_theta(config) or _ROPE_THETA}}
+    network = network_keys(config, keys)
+    network["rope_parameters"]["rope_theta"] = rope_theta(config) or _ROPE_THETA
+    return network

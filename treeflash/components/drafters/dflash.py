@@ -14,10 +14,11 @@ from torch import Tensor
 from transformers import Qwen3Config
 
 from treeflash.checkpoints.dflash_layout import DFlashFacts, open_for
+from treeflash.checkpoints.networks import placed, sized
 from treeflash.checkpoints.reader import SHOWN_FAULTS, weight_misfits
 from treeflash.checkpoints.shortlist import read_shortlist
 from treeflash.components.drafters.dflash_network import DFlashNetwork
-from treeflash.errors import CheckpointError, bullet_list, first_line
+from treeflash.errors import CheckpointError, bullet_list
 from treeflash.interfaces import BuildContext, Drafter
 from treeflash.target_interface import Target
 from treeflash.types import BlockDraft, DraftHead, Limits
@@ -98,22 +99,16 @@ class DFlash(Drafter):
             CheckpointError: Listing everything that does not fit.
         """
         checkpoint, facts, faults = open_for(folder, target)
-        try:
-            with torch.device("meta"):
-                network = DFlashNetwork(Qwen3Config(**facts.network), len(facts.target_layer_ids))
-        except Exception as error:  # the config class checks values in its own ways
-            faults.append(f"config.json cannot be used: {first_line(error)}")
-            raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults)) from None
+        network = sized(
+            checkpoint,
+            lambda: DFlashNetwork(Qwen3Config(**facts.network), len(facts.target_layer_ids)),
+            faults,
+        )
         faults += checkpoint.load(network, "backbone")
         columns = read_shortlist(checkpoint.folder, target.vocab_size, faults) if shortlist else None
         if faults:
             raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults, most=SHOWN_FAULTS))
-        network = network.to(device=target.device, dtype=target.dtype).eval()
-        try:
-            network.prepare_rotary()
-        except Exception as error:  # so does each kind of rotary scaling
-            fault = f"rope_parameters cannot be used: {type(error).__name__} {first_line(error)}"
-            raise CheckpointError(f"{checkpoint.folder}: {fault}") from None
+        network = placed(checkpoint, network, target)
         return cls(network, facts, temperature, None if columns is None else columns.to(target.device))
 
     @property
