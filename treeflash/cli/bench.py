@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from treeflash.cli.options import dtype_option, laid_over, overrides_option, progress_bar
+from treeflash.cli.options import dtype_option, laid_over, overrides_option, progress_bar, require_charts
 from treeflash.errors import InputError
 from treeflash.plugins import Registry
 from treeflash.sampling import MAX_SEED
@@ -72,10 +72,7 @@ def bench(
     An ARM is a recipe, or NAME=RECIPE,table.key=value,... with overrides of its own. Arms take turns prompt
     by prompt. A measurement that was stopped goes on where it was; OUT/report.html shows it.
     """
-    try:
-        import matplotlib  # noqa: F401  # before hours of measuring, not behind them
-    except ImportError:
-        raise InputError("reports need more packages: pip install 'treeflash[eval]'") from None
+    require_charts()
     from treeflash.evaluation.arms import ArmText, open_arms
     from treeflash.evaluation.bench import MANIFEST, Bench, BenchSettings
     from treeflash.evaluation.profile import profiles, work_of, write_profiles

@@ -7,8 +7,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from treeflash.cli.options import dtype_option, laid_over, overrides_option, progress_bar
-from treeflash.errors import InputError, blamed_on
+from treeflash.cli.options import dtype_option, laid_over, overrides_option, progress_bar, require_charts
+from treeflash.errors import blamed_on
 from treeflash.plugins import Registry
 
 
@@ -82,10 +82,7 @@ def evaluate(
     Says, by depth, how far a draft's distributions are from the target's; what a tree of each budget would be
     worth; and how sure drafts are against how right. An ARM is a recipe, or NAME=RECIPE,table.key=value,...
     """
-    try:
-        import matplotlib  # noqa: F401  # before an hour of measuring, not behind it
-    except ImportError:
-        raise InputError("reports need more packages: pip install 'treeflash[eval]'") from None
+    require_charts()
     from treeflash.evaluation.arms import ArmText, open_arms
     from treeflash.evaluation.eval_report import write_page
     from treeflash.evaluation.evaluate import EvalSettings, write_results

@@ -15,6 +15,7 @@ from rich.progress import (
 )
 from rich.table import Column
 
+from treeflash.errors import InputError
 from treeflash.recipe_tables import merge, parse_overrides
 
 
@@ -78,3 +79,15 @@ def progress_bar(*, quiet: bool = False) -> Progress:
     )
     console = Console(stderr=True, quiet=quiet)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def require_charts() -> None:
+    """Makes sure, before hours of measuring and not behind them, that a report can be drawn.
+
+    Raises:
+        InputError: When it cannot.
+    """
+    try:
+        import matplotlib  # noqa: F401  # is drawn with at the end alone
+    except ImportError:
+        raise InputError("reports need more packages: pip install 'treeflash[eval]'") from None
