@@ -104,13 +104,14 @@ def test_what_has_been_used_can_be_written_and_read():
         assert torch.equal(again(states), expected)
 
 
-def test_another_weight_at_the_same_place_is_another_weight():
-    """A replaced weight is held, so that its place in memory is not given away."""
+@pytest.mark.skipif(not LAID_OUT, reason="this processor has no bfloat16 products")
+def test_the_place_of_a_replaced_weight_is_not_given_away():
+    """Another weight there, as new as the first was, would be taken for it."""
     (part,) = maps(64)
     blocks, states = Blocks([part]), torch.randn(2, 48).bfloat16()
-    for _ in range(20):
-        part.weight = nn.Parameter(torch.randn(64, 48).bfloat16())
-        with torch.inference_mode():
-            torch.testing.assert_close(
-                blocks(states), functional.linear(states, part.weight), rtol=2e-2, atol=5e-2
-            )
+    with torch.inference_mode():
+        blocks(states)
+    place = part.weight.data_ptr()
+    part.weight = nn.Parameter(torch.zeros(64, 48).bfloat16())
+    others = [torch.zeros(64, 48).bfloat16() for _ in range(200)]
+    assert place not in {other.data_ptr() for other in others}

@@ -252,3 +252,23 @@ def test_rewound_state_drafts_as_if_it_had_never_gone_on(tiny_target, parts):
 
             drafts.append(dflash.propose(memory, again, Limits(7, 7)).hidden)
     torch.testing.assert_close(drafts[0], drafts[1])
+
+
+class RootAlone(OptTree):
+    """Finds nothing worth its while in any draft."""
+
+    def select(self, proposal, limits):
+        return super().select(proposal, limits).first(1)
+
+
+@pytest.mark.parametrize(
+    "selector", [RootAlone(15), OptTree(15), OptTree(0)], ids=["in vain", "tree", "none"]
+)
+def test_a_draft_that_comes_to_nothing_was_tried(tiny_target, parts, selector):
+    dflash, swiglu = parts
+    decoder = Decoder(tiny_target, dflash, TopM(), swiglu, selector)
+    steps = decoder.generate([2, *b"Ana has 7 apples."], max_new_tokens=12).statistics.steps
+    # For the last token of all no draft is needed.
+    assert {step.tried for step in steps[:-1]} == {selector.budget > 0}
+    if isinstance(selector, RootAlone):
+        assert not any(step.num_drafted for step in steps)

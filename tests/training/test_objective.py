@@ -10,8 +10,10 @@ from treeflash.components.losses.forward_kl import ForwardKl
 from treeflash.components.refiners.bilinear import Bilinear
 from treeflash.components.refiners.linear import Linear
 from treeflash.components.refiners.swiglu import SwiGlu
+from treeflash.components.refiners.trained import Lesson
 from treeflash.components.refiners.two_token import TwoToken
 from treeflash.components.trainables.blocks import Blocks
+from treeflash.components.trainables.comparison import measure
 from treeflash.components.trainables.dflash import DFlashTrainable, DFlashTrainingOptions, Questions
 from treeflash.engine import Decoder
 from treeflash.packed_text import PackedText
@@ -259,3 +261,45 @@ def test_a_trained_start_is_taken_over(tiny_target, tmp_path, name):
     for key, weight in made.state_dict().items():
         assert torch.equal(weight, again.state_dict()[key]), key
     assert again.config == json.loads((tmp_path / "config.json").read_text())
+
+
+def test_measured_is_what_can_be_drafted(tiny_target):
+    """Over a shortlist alone, as the drafter scores it: what is not on it cannot be the likeliest."""
+    logits = torch.full((2, tiny_target.vocab_size), -30.0)
+    logits[0, [5, 7]] = torch.tensor([9.0, 8.0])
+    logits[1, [7, 6]] = torch.tensor([9.0, 8.0])
+    given = {"mine": Lesson((logits,), (), lambda head, rows: rows)}
+    wanted, valid = torch.zeros(2, tiny_target.hidden_size), torch.ones(1, 2, dtype=torch.bool)
+    head = tiny_target.head(None, torch.float32)
+    for columns, hits in ((None, [0, 1]), (torch.tensor([6, 7]), [1, 1])):
+        found = measure(tiny_target, head, wanted, torch.tensor([7, 7]), given, valid, columns)["mine"]
+        assert found.hits.tolist() == hits
+        own = (
+            logits
+            if columns is None
+            else torch.full_like(logits, -torch.inf).index_copy(1, columns, logits[:, columns])
+        )
+        apart = (tiny_target.finish(head(wanted)).softmax(-1) - own.softmax(-1)).abs().sum(-1) / 2
+        torch.testing.assert_close(found.divergence, apart.double(), rtol=1e-5, atol=1e-5)
+
+
+def test_on_policy_trees_hold_listed_tokens_alone(tiny_target, monkeypatch):
+    """As those do that the drafter will be asked for when it decodes."""
+    from treeflash.components.trainables import dflash, on_policy
+
+    columns = torch.arange(30, 70)
+    made = trainable(tiny_target, SwiGlu, columns, previous="tree", tree_budget=6)
+    row = read(made, [(PROMPT, answer(tiny_target))])
+    seen = []
+    original = on_policy.own_contexts
+
+    def spy(*given):
+        nodes = original(*given)
+        # Behind the anchor, a token of the text, stand tokens of the tree.
+        seen.append(nodes.previous[nodes.slot > 0])
+        return nodes
+
+    monkeypatch.setattr(dflash, "own_contexts", spy)
+    made(ask(made, row, [28, 33, 40]), row)
+    assert seen[0].numel() > 0
+    assert bool(torch.isin(seen[0], columns).all())
