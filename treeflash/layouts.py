@@ -88,7 +88,7 @@ class Blocks:
         """Makes the blocks."""
         parts = [self._part(index) for index in range(len(self._maps))]
         # Held, so that no other weight comes to lie where one of these lay.
-        self._held = [part.weight.detach() for part in self._maps]
+        self._held = [part.weight for part in self._maps]
         weights = [weight.detach() for weight, _ in parts]
         weight = weights[0].contiguous() if len(weights) == 1 else torch.cat(weights)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
