@@ -17,6 +17,7 @@ class StepRecord:
         seconds: Time of each stage by its name; empty when it was not measured.
         total: Time of all of it.
         tried: Whether anything was drafted, though the tree may have come to nothing.
+        expected: Draft tokens that the weights of its nodes promised; None when the verifier does not say.
     """
 
     num_drafted: int
@@ -26,6 +27,7 @@ class StepRecord:
     seconds: Mapping[str, float] = attrs.field(factory=dict, repr=False)
     total: float = attrs.field(default=0.0, repr=False, eq=False)
     tried: bool = attrs.field(default=False, repr=False, eq=False)
+    expected: float | None = attrs.field(default=None, repr=False, eq=False)
 
 
 @attrs.frozen

@@ -284,6 +284,8 @@ class Acceptance:
         depths: Depth of the deepest of them.
         taps: `[B, A, F]`: tapped states of the accepted path (a row is as long as its path; with more
             than one row, as the longest), or None.
+        expected: For each row the draft tokens that its tree's weights promise, the sum of the nodes'; None
+            when the verifier does not say.
     """
 
     paths: list[list[int]]
@@ -291,6 +293,7 @@ class Acceptance:
     num_drafted: list[int]
     depths: list[int]
     taps: Tensor | None
+    expected: list[float] | None = None
 
     @property
     def num_accepted(self) -> list[int]:

@@ -36,18 +36,29 @@ def proposal(table):
     return TableProposal(torch.tensor([0]), table)
 
 
-@given(table=tables(), seed=st.integers(0, 1000), overhead=st.sampled_from([0.0, 0.5, 20.0]))
-def test_the_most_expected_tokens_a_second(table, seed, overhead):
+@given(
+    table=tables(),
+    seed=st.integers(0, 1000),
+    overhead=st.sampled_from([0.0, 0.5, 20.0]),
+    expected=st.sampled_from([None, 0.5, 40.0]),
+)
+def test_the_most_expected_tokens_a_second(table, seed, overhead, expected):
     generator = torch.Generator().manual_seed(seed)
     seconds = torch.rand(30, generator=generator).cumsum(0).tolist()
     selector = CostAware(PassCosts(range(1, 31), [64], [seconds]), OptTree(29))
     # The pace is that of the measurement.
-    step = StepRecord(29, 3, 1, 2, {"verify": seconds[29]}, seconds[29] + overhead, tried=True)
+    step = StepRecord(
+        29, 3, 1, 2, {"verify": seconds[29]}, seconds[29] + overhead, tried=True, expected=expected
+    )
+    trust = 1.0 if expected is None else 6 / (5 + expected)
     limits = selector.plan([step], Limits(29, 3, 64))
     draft = proposal(table)
     whole, found = OptTree(29).select(draft, limits), selector.select(draft, limits)
     weights = whole.log_weights[0].exp().double()
-    rates = [float(weights[:n].sum()) / (seconds[n - 1] + overhead) for n in range(1, whole.size + 1)]
+    rates = [
+        (1 + trust * float(weights[1:n].sum())) / (seconds[n - 1] + overhead)
+        for n in range(1, whole.size + 1)
+    ]
     assert rates[found.size - 1] == pytest.approx(max(rates), rel=1e-5)
     assert found.token_ids.tolist() == whole.first(found.size).token_ids.tolist()
 
@@ -86,6 +97,13 @@ class TestPlan:
         found = self.plan([step(9, 3, total=1.25, verify=1.0), step(30, 3, total=2.25, verify=1.0)])
         assert found.overhead == pytest.approx(0.75)
         assert (found.nodes, found.depth) == (8 + 2 * 30, 5)
+
+    def test_weights_count_as_far_as_they_have_come_true(self):
+        told = attrs.evolve(step(9, 3), expected=3.0)
+        assert self.plan([told] * 5).trust == pytest.approx((5 + 5 * 2) / (5 + 5 * 3.0))
+        silent = step(9, 3)
+        assert self.plan([told, silent, silent]).trust == pytest.approx((5 + 2) / (5 + 3.0))
+        assert self.plan([silent]).trust == 1.0
 
     def test_drafts_that_do_not_pay_are_paused_and_tried_again(self):
         # A pass without a draft takes 0.75 s now; these emit 1.25 tokens in 1.5 s.

@@ -134,6 +134,8 @@ def test_tree_depth_is_that_of_the_deepest_node(tiny_target, parts):
         if emission.tree is not None:
             assert emission.record.tree_depth == int(emission.tree.depths.max())
             assert emission.record.num_drafted == int(emission.tree.num_nodes[0]) - 1
+            promised = float(emission.tree.log_weights.exp()[emission.tree.is_node].sum()) - 1
+            assert emission.record.expected == pytest.approx(promised, abs=1e-4)
 
 
 def test_settings_are_checked_before_the_first_token(tiny_target):

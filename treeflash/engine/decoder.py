@@ -198,6 +198,7 @@ class Decoder:
                     seconds=watch.take(),
                     total=spent,
                     tried=tried,
+                    expected=None if acceptance.expected is None else acceptance.expected[0],
                 )
             )
             yield Emission(emitted, tree, acceptance.paths[0], steps[-1], reason, spent)

@@ -21,6 +21,8 @@ _RECENT = 16
 _PAUSE = 8
 # What drafts must cost more than they bring: a few steps say little, and a pause for nothing is dear.
 _MARGIN = 1.1
+# Draft tokens accepted as promised that a text is credited with before it has shown any.
+_CREDIT = 5.0
 
 
 @attrs.frozen
@@ -46,9 +48,11 @@ class PricedLimits(Limits):
 
     Attributes:
         overhead: In seconds as the passes were measured, whatever the machine's pace is now.
+        trust: Draft tokens accepted in this text by those that weights promised: what to multiply weights by.
     """
 
     overhead: float = 0.0
+    trust: float = 1.0
 
 
 @attrs.frozen
@@ -57,8 +61,9 @@ class CostAware(Selector):
 
     A step over the n heaviest nodes is expected to emit the sum of their weights, the root's own 1 for the
     bonus token among them, and takes the time of a pass over n nodes and of everything around it. The n of
-    the greatest ratio is taken, anew in each step. Where drafts have not paid for themselves lately, nothing
-    is drafted for some steps.
+    the greatest ratio is taken, anew in each step. A drafter is surer of itself in texts unlike those it
+    learned from than it should be, and less sure in others: weights count as far as they have come true in
+    this text. Where drafts have not paid for themselves lately, nothing is drafted for some steps.
 
     It goes by the clock, so that two runs may choose other trees: in low precision, where trees round
     differently, nearly tied tokens may then fall differently too.
@@ -84,7 +89,8 @@ class CostAware(Selector):
         limits = self.tree.plan(steps, limits)
         since = next((back for back, step in enumerate(reversed(steps)) if step.tried), len(steps))
         # As far back as the last sixteen drafts can lie, with a pause behind each.
-        drafted = [step for step in steps[-_RECENT * (_PAUSE + 1) :] if step.tried][-_RECENT:]
+        tried = [step for step in steps[-_RECENT * (_PAUSE + 1) :] if step.tried]
+        drafted = tried[-_RECENT:]
         if not drafted:
             return PricedLimits(limits.nodes, limits.depth, limits.length)
         largest = max(step.num_drafted for step in drafted)
@@ -99,7 +105,7 @@ class CostAware(Selector):
             return Limits(0, 0, limits.length)
         overhead = max(0.0, total - passes) / pace / len(drafted)
         nodes = min(limits.nodes, 8 + 2 * largest)
-        return PricedLimits(nodes, limits.depth, limits.length, overhead)
+        return PricedLimits(nodes, limits.depth, limits.length, overhead, _trust(tried))
 
     def without_clock(self) -> OptTree:
         """The heaviest nodes up to the most, whatever they cost."""
@@ -109,8 +115,18 @@ class CostAware(Selector):
         """Finds the heaviest nodes, then cuts behind the last that is worth it."""
         tree = self.tree.select(proposal, limits)
         costs = torch.tensor(self.costs.up_to(tree.size - 1, limits.length), device=tree.log_weights.device)
-        overhead = limits.overhead if isinstance(limits, PricedLimits) else 0.0
-        # Nodes stand by falling weight. An empty slot has none.
-        emitted = tree.log_weights.exp().cumsum(dim=1).sum(dim=0)
-        best = int((emitted / (costs + overhead)).argmax())
+        if not isinstance(limits, PricedLimits):
+            limits = PricedLimits(limits.nodes, limits.depth, limits.length)
+        # Nodes stand by falling weight, the root with its bonus token first. An empty slot has none.
+        weights = tree.log_weights.exp()
+        weights[:, 1:] *= limits.trust
+        emitted = weights.cumsum(dim=1).sum(dim=0)
+        best = int((emitted / (costs + limits.overhead)).argmax())
         return tree.first(best + 1)
+
+
+def _trust(steps: Sequence[StepRecord]) -> float:
+    """How far weights have come true."""
+    told = [(step.num_accepted, step.expected) for step in steps if step.expected is not None]
+    accepted = sum(accepted for accepted, _ in told)
+    return (_CREDIT + accepted) / (_CREDIT + sum(expected for _, expected in told))

@@ -10,6 +10,8 @@ from treeflash.target_interface import Target
 from treeflash.tree import TokenTree
 from treeflash.types import Acceptance, DecodeState
 
+_MILLION = 1_000_000
+
 
 @attrs.frozen
 class SdpaTree(Verifier):
@@ -25,8 +27,10 @@ class SdpaTree(Verifier):
         choices = draws.choose(output.logits, state.lengths, tree.depths, tree.max_depth)
         parents = tree.parents.masked_fill(~tree.is_node, -1)
         anchors = state.anchor[:, None].expand_as(parents)
-        host = torch.stack([choices, tree.token_ids, parents, anchors], dim=1).tolist()
-        walks = [_walk(*row) for row in host]
+        # Numbers of another kind cross with the rest, in millionths.
+        promised = (tree.log_weights.exp().masked_fill(parents < 0, 0) * _MILLION).long()
+        host = torch.stack([choices, tree.token_ids, parents, anchors, promised], dim=1).tolist()
+        walks = [_walk(*row[:4]) for row in host]
         paths = [walk.path for walk in walks]
         return Acceptance(
             paths=paths,
@@ -34,6 +38,7 @@ class SdpaTree(Verifier):
             num_drafted=[walk.num_drafted for walk in walks],
             depths=[walk.depth for walk in walks],
             taps=_path_taps(output.taps, paths),
+            expected=[sum(row[4]) / _MILLION for row in host],
         )
 
 

@@ -1,5 +1,7 @@
 """What the engine expects of a verifier."""
 
+import math
+
 import torch
 
 from treeflash.components.builders.top_m import TopM
@@ -38,6 +40,7 @@ class VerifierContract(Contract):
         tree = TokenTree.from_lists(
             [text[0], text[1], wrong[1], text[2], text[3], wrong[4]],
             [-1, 0, 0, 1, 3, 4],
+            [math.log(weight) for weight in (1, 0.5, 0.25, 0.25, 0.25, 0.125)],
             device=target.device,
         )
         recent = torch.tensor([[prompt[-1], text[0]]], device=target.device)
@@ -47,6 +50,9 @@ class VerifierContract(Contract):
         assert acceptance.tokens == [text[1:5]], "the accepted draft tokens, then the bonus token"
         assert acceptance.num_accepted == [3]
         assert acceptance.num_drafted == [5]
+        if acceptance.expected is not None:
+            (expected,) = acceptance.expected
+            assert abs(expected - 1.375) < 1e-5, "what the nodes' weights promise, without the root's"
         assert acceptance.taps is not None
         assert acceptance.taps.shape[:2] == (1, 4), "tapped states of the accepted path"
 
