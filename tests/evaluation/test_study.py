@@ -50,7 +50,8 @@ limit = 1
 max_new_tokens = 8
 temperature = 1.0
 arms = ["tree"]
-[eval]
+[eval.held-out]
+answers = ["toy.jsonl"]
 limit = 1
 anchors = 2
 paths = 2
@@ -91,7 +92,7 @@ def test_from_prompts_to_a_report_and_again(write, inputs, registry, tmp_path):
         "Trainings",
         "Side by side: greedy",
         "Side by side: sampled",
-        "Along answers to toy",
+        "held-out, along answers to toy",
         "backbone",
     ):
         assert expected in text
@@ -105,7 +106,7 @@ def test_from_prompts_to_a_report_and_again(write, inputs, registry, tmp_path):
     bench = json.loads((out / "bench" / "sampled" / "bench.json").read_text())
     assert list(bench["arms"]) == ["plain", "tree"]
     assert bench["settings"]["temperature"] == 1.0
-    measured = json.loads((out / "eval" / "toy" / "eval.json").read_text())
+    measured = json.loads((out / "eval" / "held-out" / "toy" / "eval.json").read_text())
     assert list(measured["arms"]) == ["ngram", "chain", "tree"]
     # Again: everything is there, and the report is the same.
     runs = (out / "bench" / "greedy" / "runs.jsonl").read_bytes()
@@ -116,7 +117,7 @@ def test_from_prompts_to_a_report_and_again(write, inputs, registry, tmp_path):
 def test_figures_of_something_else_are_not_taken_for_its_own(write, inputs, registry, models, tmp_path):
     checkpoint = shutil.copytree(models / "tiny-dflash", tmp_path / "drafter")
     head, middle = SMALL[: SMALL.index("[trained.backbone]")], SMALL[SMALL.index("[arms.ngram]") :]
-    arm, rest = middle[: middle.index("[arms.chain]")], SMALL[SMALL.index("[eval]") :]
+    arm, rest = middle[: middle.index("[arms.chain]")], SMALL[SMALL.index("[eval.held-out]") :]
     text = (head + arm + rest).replace("toy", "a<b>")
     text = text.replace('"selector.budget=5"', f'"drafter.checkpoint={checkpoint}"')
 
@@ -206,6 +207,14 @@ FAULTS = {
         changed(('arms = ["chain", "tree"]', 'arms = ["chain", "tee"]')),
         ["bench.greedy.arms: no arm is called 'tee'; did you mean 'tree'"],
     ),
+    "no such answers": (
+        changed(('answers = ["toy.jsonl"]', 'answers = ["toy"]')),
+        ["eval.held-out.answers: no file of answers.prompts is 'toy'; did you mean 'toy.jsonl'"],
+    ),
+    "a table alone": (
+        changed(("[eval.held-out]", "[eval]")),
+        ["eval.limit: expected a table, found 1"],
+    ),
     "overrides": (
         changed(('"selector.budget=5"', '"budget=5"')),
         ["arms.ngram.set: overrides: expected table.key=value, found 'budget=5'"],
@@ -219,7 +228,7 @@ FAULTS = {
             ("max_new_tokens = 20", "max_new_tokens = 0\nlimit = 0\ntemperature = -1.0"),
             ("heldout = 0.4", "heldout = 7.0"),
             ("limit = 1\nmax_new_tokens = 8", "limit = -1\nmax_new_tokens = 0\ndraw = -1"),
-            ("[eval]\nlimit = 1", "[eval]\nlimit = 0\nreal = -1"),
+            ("limit = 1\nanchors", "limit = 0\nreal = -1\nanchors"),
             ("paths = 2", "paths = 3"),
             ("budgets = [3]", "budgets = [3, -4]"),
         ),
@@ -231,15 +240,15 @@ FAULTS = {
             "bench.greedy.limit: expected >= 1, found -1",
             "bench.greedy.max_new_tokens: expected >= 1, found 0",
             "bench.greedy.draw: expected >= 0, found -1",
-            "eval.limit: expected >= 1, found 0",
-            "eval.real: expected >= 0, found -1",
-            "eval.paths: expected an even number, found 3",
-            "eval.budgets: expected >= 0, found -4",
+            "eval.held-out.limit: expected >= 1, found 0",
+            "eval.held-out.real: expected >= 0, found -1",
+            "eval.held-out.paths: expected an even number, found 3",
+            "eval.held-out.budgets: expected >= 0, found -4",
         ],
     ),
     "a budget that no selector takes": (
         changed(("budgets = [3]", "budgets = [3, 5000]")),
-        ["eval.budgets: expected <= 4096, found 5000"],
+        ["eval.held-out.budgets: expected <= 4096, found 5000"],
     ),
     "files of one name": (
         changed(('["toy.jsonl"]', '["toy.jsonl", "b/toy.jsonl"]'), ('["toy.jsonl"]', '["toy.jsonl", "toy"]')),
@@ -248,9 +257,9 @@ FAULTS = {
             "bench.greedy.prompts: expected sets of different names, found toy twice",
         ],
     ),
-    "nothing": ("", ["[arms]: expected something", "[bench.NAME] or [eval], found neither", "2 faults"]),
+    "nothing": ("", ["[arms]: expected something", "[bench.NAME] or [eval.NAME], found neither", "2 faults"]),
     "no answers": (
-        "[arms.x]\nrecipe = 'tiny-plain'\n[eval]",
+        "[arms.x]\nrecipe = 'tiny-plain'\n[eval.x]",
         ["[answers]: expected a table, because drafters learn from answers"],
     ),
 }

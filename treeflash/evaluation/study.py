@@ -75,9 +75,9 @@ class Study:
         target, arms = self._arms()
         for name, bench in plan.benches.items():
             parts += self._bench(name, bench, sets[name], target, arms)
-        if plan.eval is not None:
-            for folder in folders:
-                parts += self._eval(plan.eval, target, arms, folder)
+        for name, wanted in plan.evals.items():
+            for folder in folders if wanted.answers is None else map(self._answered, wanted.answers):
+                parts += self._eval(name, wanted, target, arms, folder)
         write_atomically(self.out / REPORT, document(plan.title, str(plan.path.name), parts))
         return self.out / REPORT
 
@@ -86,7 +86,7 @@ class Study:
         checked = Recipe.load(plan.recipe, self.registry, {"target": self.plan.target})
         folders, target = [], None
         for name in plan.prompts:
-            folder = self.out / "answers" / Path(name).stem
+            folder = self._answered(name)
             folders.append(folder)
             read = read_prompts(self.inputs / name, plan.limit)
             self.say(f"answers to {len(read)} prompts of {name}")
@@ -106,6 +106,9 @@ class Study:
                 lambda progress: self.on_progress("answers", progress.rows, progress.total_rows),
             )
         return folders
+
+    def _answered(self, prompts: str) -> Path:
+        return self.out / "answers" / Path(prompts).stem
 
     def _train(self, name: str, plan: TrainingPlan, folders: list[Path]) -> dict[str, Any]:
         """Trains a drafter, to the end of what an earlier run left; returns its record."""
@@ -163,8 +166,10 @@ class Study:
         head = f"<h1>Side by side: {escape(name)}</h1><p class=facts>{report.facts(manifest)}</p>"
         return [head, *report.sections(summaries, manifest)]
 
-    def _eval(self, plan: EvalPlan, target: HuggingFaceTarget, arms: list[Arm], answers: Path) -> list[str]:
-        folder = self.out / "eval" / answers.name
+    def _eval(
+        self, name: str, plan: EvalPlan, target: HuggingFaceTarget, arms: list[Arm], answers: Path
+    ) -> list[str]:
+        folder = self.out / "eval" / name / answers.name
         path = folder / RESULTS
         settings = EvalSettings(
             limit=plan.limit,
@@ -173,7 +178,7 @@ class Study:
             budgets=tuple(plan.budgets),
             real=plan.real,
         )
-        self.say(f"along answers to {answers.name}")
+        self.say(f"along answers to {answers.name}: {name}")
         chosen = _chosen(arms, plan.arms)
         manifest = {
             "settings": attrs.asdict(settings),
@@ -189,9 +194,8 @@ class Study:
                 ),
             )
         results: Any = json.loads(path.read_text(encoding="utf-8"))
-        head = (
-            f"<h1>Along answers to {escape(answers.name)}</h1><p class=facts>{eval_report.facts(results)}</p>"
-        )
+        title = f"{escape(name)}, along answers to {escape(answers.name)}"
+        head = f"<h1>{title}</h1><p class=facts>{eval_report.facts(results)}</p>"
         return [head, *eval_report.sections(results)]
 
     def _placed(self, place: str) -> str:

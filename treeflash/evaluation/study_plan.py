@@ -97,10 +97,11 @@ class BenchPlan:
 
 @attrs.frozen
 class EvalPlan:
-    """`[eval]`: drafts along the answers held out.
+    """`[eval.NAME]`: drafts along the answers held out.
 
     Attributes:
         arms: Which; all when not given.
+        answers: Those to which files of `[answers]`; to all when not given.
         limit: Answers at most.
         anchors: Drafts compared in each.
         paths: Paths sampled for the true marginal.
@@ -109,6 +110,7 @@ class EvalPlan:
     """
 
     arms: list[str] | None = None
+    answers: list[str] | None = None
     limit: int | None = attrs.field(default=None, validator=_AT_LEAST_ONE)
     anchors: int = attrs.field(default=8, validator=ge(0))
     paths: int = attrs.field(default=16, validator=and_(ge(0), even))
@@ -131,7 +133,7 @@ class StudyPlan:
         trained: Trainings by name, in order.
         arms: Arms by name, in order.
         benches: Measurements side by side by name, in order.
-        eval: `[eval]`, None for none.
+        evals: Measurements along answers by name, in order.
     """
 
     path: Path
@@ -141,7 +143,7 @@ class StudyPlan:
     trained: Mapping[str, TrainingPlan]
     arms: Mapping[str, ArmPlan]
     benches: Mapping[str, BenchPlan]
-    eval: EvalPlan | None
+    evals: Mapping[str, EvalPlan]
 
     @classmethod
     def load(cls, path: Path, registry: Registry) -> Self:
@@ -176,7 +178,7 @@ class StudyPlan:
             trained=_named(tables, "trained", TrainingPlan, faults),
             arms=_named(tables, "arms", ArmPlan, faults),
             benches=_named(tables, "bench", BenchPlan, faults),
-            eval=_one(tables, "eval", EvalPlan, faults),
+            evals=_named(tables, "eval", EvalPlan, faults),
         )
         faults += made._misfits(registry)
         if faults:
@@ -186,12 +188,12 @@ class StudyPlan:
     def _misfits(self, registry: Registry) -> list[str]:
         """Names that lead nowhere, and parts that are missing."""
         faults: list[str] = []
-        if self.answers is None and (self.trained or self.eval is not None):
+        if self.answers is None and (self.trained or self.evals):
             faults.append("[answers]: expected a table, because drafters learn from answers; found none")
         if not self.arms:
             faults.append("[arms]: expected something to measure, found nothing")
-        if not self.benches and self.eval is None:
-            faults.append("expected a table [bench.NAME] or [eval], found neither")
+        if not (self.benches or self.evals):
+            faults.append("expected a table [bench.NAME] or [eval.NAME], found neither")
         recipes: dict[str, Any] = {"answers": self.answers} if self.answers is not None else {}
         recipes |= {f"trained.{name}": plan for name, plan in self.trained.items()}
         recipes |= {f"arms.{name}": plan for name, plan in self.arms.items()}
@@ -216,8 +218,7 @@ class StudyPlan:
         measured: dict[str, BenchPlan | EvalPlan] = {
             f"bench.{name}": plan for name, plan in self.benches.items()
         }
-        if self.eval is not None:
-            measured["eval"] = self.eval
+        measured |= {f"eval.{name}": plan for name, plan in self.evals.items()}
         places = {f"bench.{name}.prompts": plan.prompts for name, plan in self.benches.items()}
         if self.answers is not None:
             places["answers.prompts"] = self.answers.prompts
@@ -228,6 +229,12 @@ class StudyPlan:
             for name in wanted.arms or ():
                 if name not in self.arms:
                     faults.append(f"{where}.arms: no arm is called {name!r}{nearest(name, self.arms)}")
+        known = self.answers.prompts if self.answers is not None else []
+        for where, plan in self.evals.items():
+            for name in plan.answers or ():
+                if name not in known:
+                    hint = nearest(name, known)
+                    faults.append(f"eval.{where}.answers: no file of answers.prompts is {name!r}{hint}")
         return faults
 
 
