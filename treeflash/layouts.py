@@ -99,7 +99,8 @@ class Blocks:
 def _can_lay_out(weight: Tensor, states: Tensor) -> bool:
     """Whether blocks are known to be faster: in float32 the library's own path is, for a single row."""
     return (
-        torch.is_inference_mode_enabled()
+        not torch.compiler.is_compiling()  # which lays weights out itself
+        and torch.is_inference_mode_enabled()
         and weight.dtype == states.dtype == torch.bfloat16
         and weight.device.type == "cpu"
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]

@@ -39,12 +39,15 @@ class TargetOptions:
         device: "auto" takes a GPU when there is one.
         lean: Read the model by a pass of our own where its family is known, which is faster; on a CPU it
             holds the weights of bfloat16 models twice. Without, the model's own forward is called.
+        compile: Compile that pass when it is first taken: minutes of waiting, and on a CPU the weights twice
+            more, for passes that are faster from then on.
     """
 
     model: str
     dtype: str = attrs.field(default="auto", validator=in_(("auto", *DTYPES)))
     device: str = "auto"
     lean: bool = True
+    compile: bool = False
 
 
 @attrs.frozen
@@ -175,7 +178,9 @@ def open_target(options: TargetOptions, registry: Registry) -> HuggingFaceTarget
         TreeflashError: When it is not to be had or cannot be verified in trees.
     """
     place = find_model(options.model, registry, "target.model")
-    return load_target(place, dtype=options.dtype, device=options.device, lean=options.lean)
+    return load_target(
+        place, dtype=options.dtype, device=options.device, lean=options.lean, compiled=options.compile
+    )
 
 
 def find_model(name: str, registry: Registry, key: str) -> str | Path:

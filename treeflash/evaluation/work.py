@@ -89,7 +89,8 @@ def count_work(decoder: Decoder, token_ids: list[int], **settings: Any) -> dict[
     """
     counter = _Counter()
     watch = _WorkWatch(decoder.target.device, counter)
-    with counter:
+    # What a compiled pass does is not seen from outside.
+    with torch.compiler.set_stance("force_eager"), counter:
         made = decoder.generate(token_ids, watch=watch, **settings)
     steps = max(1, len(made.statistics.steps))
     return {

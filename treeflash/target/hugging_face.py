@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from treeflash.errors import InputError, UnsupportedTargetError
 from treeflash.target.cache import TreeCache
+from treeflash.target.compiled import CompiledDecoder
 from treeflash.target.lean import LeanDecoder
 from treeflash.target.masks import additive_masks, layer_windows
 from treeflash.target.reading import Reading
@@ -49,6 +50,7 @@ class HuggingFaceTarget(Reading):
 
     Attributes:
         lean: Reads prompts and trees in place of the model's own forward, when it is there.
+        compiled: Reads in place of `lean`, when it is there.
 
     Raises:
         UnsupportedTargetError: When the model's interface or layers rule trees out. `wrap_model`
@@ -62,6 +64,7 @@ class HuggingFaceTarget(Reading):
         self.text = None if tokenizer is None else TextCodec(tokenizer)
         self.attention = attention
         self.lean: LeanDecoder | None = None
+        self.compiled: CompiledDecoder | None = None
         self.windows: dict[str, int | None] = layer_windows(config)
         self._parameters = set(inspect.signature(model.forward).parameters)
         self._cache_name = _cache_name(self._parameters)
@@ -109,7 +112,9 @@ class HuggingFaceTarget(Reading):
             raise InputError(f"one sequence at a time is decoded; expected 1 row, found {batch_size}")
         if self.lean is not None and not self.lean.reads(self.model):
             # Adapters or hooks have come into the model since it was wrapped: its own forward knows them.
-            self.lean = None
+            self.lean = self.compiled = None
+        if self.compiled is not None:
+            self.compiled.refresh()
         return TargetState(TreeCache(self.num_layers, capacity, batch_size), tuple(tap_layers))
 
     def prefill(self, state: TargetState, token_ids: Tensor) -> TargetOutput:
@@ -144,10 +149,11 @@ class HuggingFaceTarget(Reading):
         """
         start = state.cache.length
         state.cache.reserve(tree.size - first, behind=first)
-        if tree.size == 1 and self.lean is not None and not any(self.windows.values()):
+        lean = self.compiled or self.lean
+        if tree.size == 1 and lean is not None and not any(self.windows.values()):
             # Plain decoding: a root sees all that is committed, which needs no mask.
             at = torch.full_like(tree.token_ids, start)
-            return self._read_leanly(self.lean, state, tree.token_ids, at, None, last_logits=False)
+            return self._read_leanly(lean, state, tree.token_ids, at, None, last_logits=False)
         # A node's position is that of its depth, wherever its row lies. Empty slots hold anything.
         is_node = tree.is_node
         positions = start + tree.depths.masked_fill(~is_node, 0)
@@ -215,8 +221,9 @@ class HuggingFaceTarget(Reading):
     ) -> TargetOutput:
         """One pass with explicit positions and masks."""
         masks = additive_masks(self.windows, visible, queries, keys, self.dtype)
-        if self.lean is not None:
-            return self._read_leanly(self.lean, state, token_ids, queries, masks, last_logits=last_logits)
+        lean = self.compiled or self.lean
+        if lean is not None:
+            return self._read_leanly(lean, state, token_ids, queries, masks, last_logits=last_logits)
         inputs: dict[str, Any] = {
             "input_ids": token_ids,
             "position_ids": queries,
@@ -238,7 +245,7 @@ class HuggingFaceTarget(Reading):
     @torch.no_grad()
     def _read_leanly(
         self,
-        lean: LeanDecoder,
+        lean: LeanDecoder | CompiledDecoder,
         state: TargetState,
         token_ids: Tensor,
         positions: Tensor,

@@ -57,6 +57,10 @@ class LeanDecoder:
         """
         return cls(model) if _is_plain_family(model) else None
 
+    def weights(self) -> Sequence[Tensor]:
+        """All weights of the model."""
+        return [weight for module in self._modules for weight in module.parameters(recurse=False)]
+
     def reads(self, model: PreTrainedModel) -> bool:
         """Whether the model is still what it was: the same modules, and nothing hung into them since."""
         modules = list(model.modules())

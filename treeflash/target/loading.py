@@ -1,5 +1,6 @@
 """From a name or a model to a target that has been checked."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from treeflash.errors import InputError, UnsupportedTargetError, first_line
+from treeflash.target.compiled import CompiledDecoder
 from treeflash.target.hugging_face import HuggingFaceTarget
 from treeflash.target.lean import LeanDecoder
 from treeflash.target.probe import probe
@@ -25,7 +27,9 @@ DTYPES = {
 }
 
 
-def wrap_model(model: PreTrainedModel, tokenizer: Any = None, *, lean: bool = True) -> HuggingFaceTarget:
+def wrap_model(
+    model: PreTrainedModel, tokenizer: Any = None, *, lean: bool = True, compiled: bool = False
+) -> HuggingFaceTarget:
     """Makes a target of a model after checking, on a tiny tree, that it can be verified in trees.
 
     Args:
@@ -33,6 +37,7 @@ def wrap_model(model: PreTrainedModel, tokenizer: Any = None, *, lean: bool = Tr
         tokenizer: Its tokenizer, for text; token ids do without.
         lean: Whether to read it by a pass of our own where its family is known (`treeflash.target.lean`);
             without, its own forward is called, hooks that are added to it later included.
+        compiled: Whether to compile that pass, when it is first taken (`treeflash.target.compiled`).
 
     Returns:
         The target, with the first attention implementation that passes.
@@ -52,6 +57,12 @@ def wrap_model(model: PreTrainedModel, tokenizer: Any = None, *, lean: bool = Tr
             if target.lean is not None:
                 # Made anew if it is right: whoever never decodes shall not hold the weights twice.
                 target.lean = LeanDecoder.of(model) if probe(target) is None else None
+            if compiled and target.lean is not None:
+                target.compiled = CompiledDecoder(target.lean)
+            elif compiled:
+                name = type(model).__name__
+                told = f"target.compile: {name} is read by its own forward, which is not compiled"
+                warnings.warn(told, RuntimeWarning, stacklevel=2)
             return target
         if reason not in reasons:
             reasons.append(reason)
@@ -65,6 +76,7 @@ def load_target(
     dtype: str = "auto",
     device: str = "auto",
     lean: bool = True,
+    compiled: bool = False,
     called: str = "target",
 ) -> HuggingFaceTarget:
     """Loads a model and its tokenizer, and checks that it can be verified in trees.
@@ -74,6 +86,7 @@ def load_target(
         dtype: "auto" takes the model's own; otherwise "float32", "bfloat16", ...
         device: "auto" takes a GPU when there is one; otherwise "cpu", "cuda:1", ...
         lean: As in `wrap_model`.
+        compiled: As in `wrap_model`.
         called: What messages call it.
 
     Returns:
@@ -97,7 +110,7 @@ def load_target(
         raise InputError(
             f"{called} {str(name)!r} cannot be loaded: tensors are missing: {', '.join(missing)}"
         )
-    return wrap_model(model.to(place).eval(), tokenizer, lean=lean)
+    return wrap_model(model.to(place).eval(), tokenizer, lean=lean, compiled=compiled)
 
 
 def torch_dtype(name: str) -> torch.dtype | str:

@@ -19,6 +19,7 @@ _FREE = (
     "target.model",
     "target.device",
     "target.lean",
+    "target.compile",
     "drafter.checkpoint",
     "refiner.checkpoint",
     "data.states_folder",
