@@ -6,7 +6,9 @@ import platform
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import cached_property
 from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import Any, Self
@@ -75,25 +77,32 @@ class PassCosts:
         Returns:
             `nodes + 1` numbers, never falling: a larger tree takes no less time, whatever was measured.
         """
-        by_size = [
-            _on_line(self.lengths, [row[place] for row in self.seconds], length)
-            for place in range(len(self.sizes))
-        ]
-        costs = [_on_line(self.sizes, by_size, rows) for rows in range(1, nodes + 2)]
-        for rows in range(1, len(costs)):
-            costs[rows] = max(costs[rows], costs[rows - 1])
-        return costs
+        left, right, share = _place(self.lengths, length)
+        by_length = zip(self.seconds[left], self.seconds[right], strict=True)
+        by_size = [_between(low, high, share) for low, high in by_length]
+        beyond = (_place(self.sizes, rows) for rows in range(len(self._places) + 1, nodes + 2))
+        places = [*self._places[: nodes + 1], *beyond]
+        costs = [_between(by_size[left], by_size[right], share) for left, right, share in places]
+        return list(accumulate(costs, max))
+
+    @cached_property
+    def _places(self) -> list[tuple[int, int, float]]:
+        """Where passes of 1, 2, ... rows lie on the grid; the same in every step."""
+        return [_place(self.sizes, rows) for rows in range(1, self.sizes[-1] + 1)]
 
 
-def _on_line(places: Sequence[int], values: Sequence[float], at: float) -> float:
-    """The value at a place, on the line through its two neighbours; never below half of either."""
+def _place(places: Sequence[int], at: int) -> tuple[int, int, float]:
+    """The two neighbours of a place, by index, and what share of the way between them it lies at."""
     if len(places) == 1:
-        return values[0]
+        return 0, 0, 0.0
     right = min(max(bisect_right(places, at), 1), len(places) - 1)
     left = right - 1
-    share = (at - places[left]) / (places[right] - places[left])
-    value = values[left] + share * (values[right] - values[left])
-    return max(value, 0.5 * min(values[left], values[right]))
+    return left, right, (at - places[left]) / (places[right] - places[left])
+
+
+def _between(low: float, high: float, share: float) -> float:
+    """The value at a share of the way, or beyond its ends; never below half of either."""
+    return max(low + share * (high - low), 0.5 * min(low, high))
 
 
 @torch.inference_mode()
@@ -125,6 +134,7 @@ def _hardware(target: Target) -> dict[str, Any]:
         "model": digest() if digest is not None else repr(target.fingerprint()),
         "dtype": str(target.dtype),
         "lean": getattr(target, "lean", None) is not None,
+        "compiled": getattr(target, "compiled", None) is not None,
         "device": torch.cuda.get_device_name(target.device) if cuda else _processor(),
         "threads": None if cuda else torch.get_num_threads(),
         "attention": getattr(target, "attention", None),

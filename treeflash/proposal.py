@@ -41,6 +41,11 @@ class Proposal(ABC):
     def depth(self) -> int:
         """Levels below the root that can be asked for."""
 
+    @property
+    def table(self) -> Transitions | None:
+        """All of it at once, the root being context 0 of depth 1; None where it is found out by asking."""
+        return None
+
     @abstractmethod
     def root(self) -> Tensor:
         """The root's handle, int64 `[B, 1]`."""
@@ -92,6 +97,11 @@ class TableProposal(Proposal):
     def depth(self) -> int:
         """Levels of the table."""
         return self.transitions.token_ids.shape[1]
+
+    @property
+    def table(self) -> Transitions:
+        """All that can be asked about."""
+        return self.transitions
 
     def root(self) -> Tensor:
         """Context 0 of depth 1."""

@@ -18,7 +18,10 @@ TIES = [0.0, 0.0, -0.5, -0.5, -1.0, -1.5, -2.25, -math.inf]
 
 @st.composite
 def tables(draw, max_depth=3, max_contexts=2, max_children=3):
-    """Transitions with ties, log-probabilities of 0 and a rounding above, and impossible children."""
+    """Transitions with ties, log-probabilities of 0 and a rounding above, and impossible children.
+
+    Children stand by falling probability, as they should, or in any order.
+    """
     depth = draw(st.integers(1, max_depth))
     contexts = draw(st.integers(1, max_contexts))
     children = draw(st.integers(1, max_children))
@@ -26,11 +29,14 @@ def tables(draw, max_depth=3, max_contexts=2, max_children=3):
     count = math.prod(shape)
     values = st.sampled_from([*TIES, 1e-7]) | st.floats(-4, 0, width=32)
     log_probs = torch.tensor(draw(st.lists(values, min_size=count, max_size=count)), dtype=torch.float32)
+    log_probs = log_probs.view(shape)
+    if draw(st.booleans()):
+        log_probs = log_probs.sort(dim=-1, descending=True).values
     following = draw(st.lists(st.integers(-1, contexts - 1), min_size=count, max_size=count))
     next_context = torch.tensor(following).view(shape)
     next_context[:, -1] = -1
     token_ids = torch.arange(children).expand(shape)
-    return Transitions(token_ids, log_probs.view(shape), next_context)
+    return Transitions(token_ids, log_probs, next_context)
 
 
 def all_nodes(table):

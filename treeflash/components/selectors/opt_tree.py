@@ -7,6 +7,7 @@ import torch
 from attrs.validators import and_, ge, le, optional
 from torch import Tensor
 
+from treeflash.components.selectors import best_first
 from treeflash.interfaces import Selector
 from treeflash.proposal import Proposal, usable
 from treeflash.statistics import StepRecord
@@ -22,7 +23,8 @@ class OptTree(Selector):
     """Keeps the `budget` heaviest nodes, explored level by level without leaving the device.
 
     The expected number of accepted tokens is the sum of the nodes' weights, and a weight never grows
-    along a path: so the heaviest nodes form a tree, and no tree of that size is better.
+    along a path: so the heaviest nodes form a tree, and no tree of that size is better. A draft that is
+    known beforehand, on a CPU, is not explored by levels but best first: the same tree in less time.
 
     Source: OPT-Tree (Wang et al. 2024, arXiv:2406.17276).
 
@@ -44,44 +46,53 @@ class OptTree(Selector):
         return attrs.evolve(limits, nodes=min(limits.nodes, self.budget), depth=depth)
 
     def select(self, proposal: Proposal, limits: Limits) -> TokenTree:
-        """Explores the levels, then keeps the heaviest nodes of all."""
-        anchor = proposal.anchor
-        depth_limit = min(limits.depth, proposal.depth)
+        """Takes the nodes from a table where there is one on a CPU; else explores level by level."""
+        depth = min(limits.depth, proposal.depth)
         beam = min(limits.nodes, self.beam or limits.nodes)
-        root = TokenTree.root_only(anchor)
-        # Nodes in the order found: depth by depth, by falling weight within one.
-        tokens, parents, depths, weights = [root.token_ids], [root.parents], [root.depths], [root.log_weights]
-        handles, level_weights = proposal.root(), root.log_weights
-        level_index = torch.zeros_like(handles)
-        found = 1
-        for depth in range(1, depth_limit + 1):
-            children = proposal.children(depth, handles)
-            width = children.token_ids.shape[2]
-            paths = level_weights[:, :, None] + usable(children.log_probs)
-            paths = paths.masked_fill((handles < 0)[:, :, None], -torch.inf)
-            best, order = paths.flatten(1).sort(dim=1, descending=True, stable=True)
-            best, order = best[:, : limits.nodes], order[:, : limits.nodes]
-            tokens.append(children.token_ids.flatten(1).gather(1, order))
-            parents.append(level_index.gather(1, order // width))
-            depths.append(torch.full_like(order, depth))
-            weights.append(best)
-            level_index = torch.arange(found, found + best.shape[1], device=best.device).expand_as(order)
-            found += best.shape[1]
+        table = proposal.table
+        if table is not None and trims(proposal.anchor.device) and beam == limits.nodes:
+            tree = best_first.heaviest(proposal.anchor, table, limits.nodes, depth)
+            if tree is not None:
+                return tree
+        return _level_by_level(proposal, limits.nodes, depth, beam)
 
-            handles = children.handles.flatten(1).gather(1, order)
-            handles, level_index, level_weights = _frontier(
-                handles[:, :beam], level_index[:, :beam], best[:, :beam], torch.cat(weights, 1), limits.nodes
-            )
-            if handles.shape[1] == 0:
-                break
-        return _keep_heaviest(
-            torch.cat(tokens, 1),
-            torch.cat(parents, 1),
-            torch.cat(depths, 1),
-            torch.cat(weights, 1),
-            limits.nodes + 1,
-            depth_limit,
+
+def _level_by_level(proposal: Proposal, nodes: int, depth_limit: int, beam: int) -> TokenTree:
+    """Explores the levels, then keeps the heaviest nodes of all."""
+    root = TokenTree.root_only(proposal.anchor)
+    # Nodes in the order found: depth by depth, by falling weight within one.
+    tokens, parents, depths, weights = [root.token_ids], [root.parents], [root.depths], [root.log_weights]
+    handles, level_weights = proposal.root(), root.log_weights
+    level_index = torch.zeros_like(handles)
+    found = 1
+    for depth in range(1, depth_limit + 1):
+        children = proposal.children(depth, handles)
+        width = children.token_ids.shape[2]
+        paths = level_weights[:, :, None] + usable(children.log_probs)
+        paths = paths.masked_fill((handles < 0)[:, :, None], -torch.inf)
+        best, order = paths.flatten(1).sort(dim=1, descending=True, stable=True)
+        best, order = best[:, :nodes], order[:, :nodes]
+        tokens.append(children.token_ids.flatten(1).gather(1, order))
+        parents.append(level_index.gather(1, order // width))
+        depths.append(torch.full_like(order, depth))
+        weights.append(best)
+        level_index = torch.arange(found, found + best.shape[1], device=best.device).expand_as(order)
+        found += best.shape[1]
+
+        handles = children.handles.flatten(1).gather(1, order)
+        handles, level_index, level_weights = _frontier(
+            handles[:, :beam], level_index[:, :beam], best[:, :beam], torch.cat(weights, 1), nodes
         )
+        if handles.shape[1] == 0:
+            break
+    return _keep_heaviest(
+        torch.cat(tokens, 1),
+        torch.cat(parents, 1),
+        torch.cat(depths, 1),
+        torch.cat(weights, 1),
+        nodes + 1,
+        depth_limit,
+    )
 
 
 def _frontier(
