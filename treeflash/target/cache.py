@@ -142,7 +142,8 @@ class TreeCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         start = self.length
         moved = next((step for step, node in enumerate(path) if node != step), len(path))
         if moved < len(path):
-            rows = torch.tensor([start + node for node in path[moved:]]).to(self.layers[0].keys.device)
+            rows = torch.tensor([start + node for node in path[moved:]])
+            rows = rows.to(self.layers[0].keys.device, non_blocking=True)
             for layer in self.layers:
                 layer.keep(rows, start + moved)
         self.extent.commit(self.extent.lengths + len(path))
