@@ -219,6 +219,14 @@ FAULTS = {
         changed(('"selector.budget=5"', '"budget=5"')),
         ["arms.ngram.set: overrides: expected table.key=value, found 'budget=5'"],
     ),
+    "an override of nothing": (
+        changed(('"selector.budget=5"]\n[arms.chain]', '"selector.budgt=5"]\n[arms.chain]')),
+        ["arms.ngram: ", "tiny-ddtree.toml: selector.budgt: unknown key; did you mean 'budget'"],
+    ),
+    "an override of a training": (
+        changed(('"train.steps=2", "data.batch_size=2"', '"train.steps=2", "data.batch_size=0"')),
+        ["trained.refiner: ", "data.batch_size: expected >= 1, found 0"],
+    ),
     "the name of plain decoding": (
         changed(("[arms.ngram]", "[arms.plain]")),
         ["arms.plain: expected another name, because plain decoding has it"],

@@ -9,13 +9,15 @@ import attrs
 from attrs.validators import and_, deep_iterable, ge, le, optional
 
 from treeflash.components.selectors.opt_tree import MOST_NODES
-from treeflash.errors import RecipeError, TreeflashError, bullet_list, nearest
+from treeflash.errors import RecipeError, TreeflashError, UnknownNameError, bullet_list, nearest
 from treeflash.evaluation.arms import PLAIN
 from treeflash.evaluation.evaluate import even
 from treeflash.evaluation.prompt_sets import same_names
 from treeflash.plugins import Registry
-from treeflash.recipe_tables import find, parse_overrides, sort_tables
+from treeflash.recipe import Recipe
+from treeflash.recipe_tables import merge, parse_overrides, sort_tables
 from treeflash.structuring import structure
+from treeflash.training.training_recipe import TrainingRecipe
 
 T = TypeVar("T")
 _AT_LEAST_ONE = optional(ge(1))
@@ -198,7 +200,7 @@ class StudyPlan:
         recipes |= {f"trained.{name}": plan for name, plan in self.trained.items()}
         recipes |= {f"arms.{name}": plan for name, plan in self.arms.items()}
         for where, plan in recipes.items():
-            faults += _missing_recipe(where, plan, registry) + _wrong_overrides(where, plan)
+            faults += _wrong_recipe(where, plan, self.target, registry)
         before: list[str] = []
         for name, training in self.trained.items():
             if training.start is not None and training.start not in before:
@@ -255,19 +257,19 @@ def _named(tables: Mapping[str, Any], table: str, plan: type[T], faults: list[st
     return found
 
 
-def _missing_recipe(where: str, plan: Any, registry: Registry) -> list[str]:
-    if plan.recipe is None:
-        return []
+def _wrong_recipe(where: str, plan: Any, target: Mapping[str, Any], registry: Registry) -> list[str]:
+    """What is wrong with a recipe and what is laid over it."""
     try:
-        find(plan.recipe, registry)
-    except TreeflashError as error:
-        return [f"{where}.recipe: {error}"]
-    return []
-
-
-def _wrong_overrides(where: str, plan: Any) -> list[str]:
-    try:
-        parse_overrides(getattr(plan, "set", []))
+        laid_over = parse_overrides(getattr(plan, "set", []))
     except TreeflashError as error:
         return [f"{where}.set: {error}"]
+    if plan.recipe is None:
+        return []
+    kind = TrainingRecipe if isinstance(plan, TrainingPlan) else Recipe
+    try:
+        kind.load(plan.recipe, registry, merge({"target": dict(target)}, laid_over))
+    except UnknownNameError as error:
+        return [f"{where}.recipe: {error}"]
+    except RecipeError as error:
+        return [f"{where}: {error}"]
     return []
