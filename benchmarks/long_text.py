@@ -57,7 +57,10 @@ def main() -> None:
             for name, decoder in arms.items():
                 steps = options.steps if number else 2  # the first round warms up
                 taken = decoder.generate(
-                    prompts[length], max_new_tokens=steps * (decoder.drafter.max_depth + 1), stop_ids=()
+                    prompts[length],
+                    max_new_tokens=steps * (decoder.drafter.max_depth + 1),
+                    stop_ids=(),
+                    time_stages=True,
                 ).statistics.steps[:steps]
                 alone = _passes_alone(
                     target, prompts[length], 1 if name == "plain" else options.nodes + 1, steps

@@ -100,7 +100,7 @@ class TableProposal(Proposal):
 
     @property
     def table(self) -> Transitions:
-        """All that can be asked about."""
+        """All that can be asked about: a CPU's selectors look here, and ask for no children."""
         return self.transitions
 
     def root(self) -> Tensor:

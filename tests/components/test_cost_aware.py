@@ -100,10 +100,20 @@ class TestPlan:
 
     def test_weights_count_as_far_as_they_have_come_true(self):
         told = attrs.evolve(step(9, 3), expected=3.0)
-        assert self.plan([told] * 5).trust == pytest.approx((5 + 5 * 2) / (5 + 5 * 3.0))
+        assert self.plan([told]).trust == pytest.approx((5 + 2) / (5 + 3.0))
+        both = self.plan([told, attrs.evolve(told, expected=4.0)])
+        assert both.trust == pytest.approx((5 + 2 + 0.97 * 2) / (5 + 4.0 + 0.97 * 3.0))
         silent = step(9, 3)
-        assert self.plan([told, silent, silent]).trust == pytest.approx((5 + 2) / (5 + 3.0))
+        assert self.plan([told, silent, silent]).trust == pytest.approx(
+            (5 + 0.97**2 * 2) / (5 + 0.97**2 * 3.0)
+        )
         assert self.plan([silent]).trust == 1.0
+
+    def test_trust_comes_back_where_nothing_is_drafted(self):
+        lost = [attrs.evolve(step(9, 1, total=0.76), expected=6.0)] * 20
+        empty = attrs.evolve(step(0, 1, total=0.76), expected=0.0, tried=True)
+        assert self.plan(lost).trust < 0.1
+        assert self.plan([*lost, *[empty] * 100]).trust > 0.5
 
     def test_drafts_that_do_not_pay_are_paused_and_tried_again(self):
         # A pass without a draft takes 0.75 s now; these emit 1.25 tokens in 1.5 s.

@@ -138,6 +138,36 @@ def test_tree_depth_is_that_of_the_deepest_node(tiny_target, parts):
             assert emission.record.expected == pytest.approx(promised, abs=1e-4)
 
 
+class Padded(OptTree):
+    """Leaves slots behind its nodes, as on a GPU."""
+
+    def select(self, proposal, limits):
+        tree = super().select(proposal, limits)
+
+        def widened(part, value):
+            return torch.cat([part, part.new_full((1, 3), value)], dim=1)
+
+        return attrs.evolve(
+            tree,
+            token_ids=widened(tree.token_ids, 1),
+            parents=widened(tree.parents, 0),
+            depths=widened(tree.depths, 1),
+            log_weights=widened(tree.log_weights, 0.0),
+        )
+
+
+def test_empty_slots_count_for_nothing(tiny_target, parts):
+    dflash, swiglu = parts
+    told = [
+        Decoder(tiny_target, dflash, TopM(), swiglu, selector).generate(PROMPT, max_new_tokens=30)
+        for selector in (OptTree(9), Padded(9))
+    ]
+    assert told[0].token_ids == told[1].token_ids
+    assert told[1].statistics.steps[0].num_drafted == 9
+    promised = [[step.expected for step in each.statistics.steps] for each in told]
+    assert promised[1] == pytest.approx(promised[0])
+
+
 def test_settings_are_checked_before_the_first_token(tiny_target):
     with pytest.raises(InputError, match="the prompt is empty"):
         Decoder(tiny_target).stream([])

@@ -37,8 +37,13 @@ def heaviest(anchor: Tensor, table: Transitions, nodes: int, depth: int) -> Toke
 
     Returns:
         The very tree that comes of exploring level by level. None where children do not stand by falling
-        probability, as they should: only then is a child no heavier than the sibling before it.
+        probability, as they should: only then is a child no heavier than the sibling before it; or in another
+        dtype than they should.
+
+    Source: OPT-Tree (Wang et al. 2024, arXiv:2406.17276), which takes its nodes from a heap.
     """
+    if table.log_probs.dtype != torch.float32:
+        return None
     log_probs = usable(table.log_probs).detach().numpy()
     if not (log_probs[..., 1:] <= log_probs[..., :-1]).all():
         return None

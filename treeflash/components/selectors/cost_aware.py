@@ -23,6 +23,8 @@ _PAUSE = 8
 _MARGIN = 1.1
 # Draft tokens accepted as promised that a text is credited with before it has shown any.
 _CREDIT = 5.0
+# What a draft says of the next, if the one behind it says 1: some thirty are looked back at.
+_FADING = 0.97
 
 
 @attrs.frozen
@@ -48,7 +50,7 @@ class PricedLimits(Limits):
 
     Attributes:
         overhead: In seconds as the passes were measured, whatever the machine's pace is now.
-        trust: Draft tokens accepted in this text by those that weights promised: what to multiply weights by.
+        trust: Draft tokens lately accepted by those that weights promised: what to multiply weights by.
     """
 
     overhead: float = 0.0
@@ -62,8 +64,8 @@ class CostAware(Selector):
     A step over the n heaviest nodes is expected to emit the sum of their weights, the root's own 1 for the
     bonus token among them, and takes the time of a pass over n nodes and of everything around it. The n of
     the greatest ratio is taken, anew in each step. A drafter is surer of itself in texts unlike those it
-    learned from than it should be, and less sure in others: weights count as far as they have come true in
-    this text. Where drafts have not paid for themselves lately, nothing is drafted for some steps.
+    learned from than it should be, and less sure in others: weights count as far as they have lately come
+    true in this text. Where drafts have not paid for themselves lately, nothing is drafted for some steps.
 
     It goes by the clock, so that two runs may choose other trees: in low precision, where trees round
     differently, nearly tied tokens may then fall differently too.
@@ -126,7 +128,10 @@ class CostAware(Selector):
 
 
 def _trust(steps: Sequence[StepRecord]) -> float:
-    """How far weights have come true."""
-    told = [(step.num_accepted, step.expected) for step in steps if step.expected is not None]
-    accepted = sum(accepted for accepted, _ in told)
-    return (_CREDIT + accepted) / (_CREDIT + sum(expected for _, expected in told))
+    """How far weights have come true; drafts cut to nothing say nothing, but let the others fade."""
+    accepted = expected = 0.0
+    for step in steps:
+        accepted, expected = accepted * _FADING, expected * _FADING
+        if step.expected is not None:
+            accepted, expected = accepted + step.num_accepted, expected + step.expected
+    return (_CREDIT + accepted) / (_CREDIT + expected)

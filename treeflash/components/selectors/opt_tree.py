@@ -20,11 +20,11 @@ MOST_NODES = 4096
 
 @attrs.frozen
 class OptTree(Selector):
-    """Keeps the `budget` heaviest nodes, explored level by level without leaving the device.
+    """Keeps the `budget` heaviest nodes: best first on a CPU, level by level without leaving a GPU.
 
     The expected number of accepted tokens is the sum of the nodes' weights, and a weight never grows
-    along a path: so the heaviest nodes form a tree, and no tree of that size is better. A draft that is
-    known beforehand, on a CPU, is not explored by levels but best first: the same tree in less time.
+    along a path: so the heaviest nodes form a tree, and no tree of that size is better. Drafts that are not
+    known beforehand are explored level by level on a CPU too; the trees are the same.
 
     Source: OPT-Tree (Wang et al. 2024, arXiv:2406.17276).
 
