@@ -18,7 +18,7 @@ title = "A < B"
 device = "cpu"
 [answers]
 recipe = "tiny-plain"
-prompts = ["toy.jsonl"]
+prompts = ["toy.jsonl", "more.jsonl"]
 max_new_tokens = 20
 heldout = 0.4
 [trained.backbone]
@@ -50,6 +50,12 @@ limit = 1
 max_new_tokens = 8
 temperature = 1.0
 arms = ["tree"]
+[eval.everywhere]
+arms = ["ngram"]
+limit = 2
+anchors = 0
+paths = 0
+budgets = [4]
 [eval.held-out]
 answers = ["toy.jsonl"]
 limit = 1
@@ -78,7 +84,7 @@ def write(tmp_path):
 def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     rows = [{"prompt": f"{name} has {count} apples."} for name in ("Ana", "Ben", "Cleo") for count in (3, 5)]
-    for name in ("toy", "a<b>"):
+    for name in ("toy", "more", "a<b>"):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
@@ -97,7 +103,9 @@ def test_from_prompts_to_a_report_and_again(write, inputs, registry, tmp_path):
     ):
         assert expected in text
     begins = [line for line in said if line.split()[0] in ("answers", "training", "bench", "along")]
-    assert [line.split()[0] for line in begins] == ["answers", *["training"] * 2, *["bench"] * 2, "along"]
+    assert [line.split()[0] for line in begins] == ["answers"] * 2 + ["training"] * 2 + ["bench"] * 2 + [
+        "along"
+    ] * 3
     # One folder of states for both trainings.
     assert {path.name for path in (out / "states").iterdir()} == {"all"}
     assert not (out / "trained" / "refiner" / "states").exists()
@@ -106,6 +114,8 @@ def test_from_prompts_to_a_report_and_again(write, inputs, registry, tmp_path):
     bench = json.loads((out / "bench" / "sampled" / "bench.json").read_text())
     assert list(bench["arms"]) == ["plain", "tree"]
     assert bench["settings"]["temperature"] == 1.0
+    folders = {str(path.parent.relative_to(out)) for path in out.glob("eval/*/*/eval.json")}
+    assert folders == {"eval/everywhere/toy", "eval/everywhere/more", "eval/held-out/toy"}
     measured = json.loads((out / "eval" / "held-out" / "toy" / "eval.json").read_text())
     assert list(measured["arms"]) == ["ngram", "chain", "tree"]
     # Again: everything is there, and the report is the same.
@@ -211,6 +221,17 @@ FAULTS = {
         changed(('answers = ["toy.jsonl"]', 'answers = ["toy"]')),
         ["eval.held-out.answers: no file of answers.prompts is 'toy'; did you mean 'toy.jsonl'"],
     ),
+    "an evaluation of nothing": (
+        changed(('answers = ["toy.jsonl"]', "answers = []"), ('arms = ["ngram"]', "arms = []")),
+        [
+            "eval.everywhere.arms: expected one or more, found []",
+            "eval.held-out.answers: expected one or more, found []",
+        ],
+    ),
+    "an empty table": (
+        "[arms.x]\nrecipe = 'tiny-plain'\n[eval]",
+        ["[eval]: expected a table [eval.NAME], found nothing in it"],
+    ),
     "a table alone": (
         changed(("[eval.held-out]", "[eval]")),
         ["eval.limit: expected a table, found 1"],
@@ -259,7 +280,10 @@ FAULTS = {
         ["eval.held-out.budgets: expected <= 4096, found 5000"],
     ),
     "files of one name": (
-        changed(('["toy.jsonl"]', '["toy.jsonl", "b/toy.jsonl"]'), ('["toy.jsonl"]', '["toy.jsonl", "toy"]')),
+        changed(
+            ('["toy.jsonl", "more.jsonl"]', '["toy.jsonl", "b/toy.jsonl"]'),
+            ('["toy.jsonl"]', '["toy.jsonl", "toy"]'),
+        ),
         [
             "answers.prompts: expected sets of different names, found toy twice",
             "bench.greedy.prompts: expected sets of different names, found toy twice",

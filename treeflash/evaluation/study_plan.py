@@ -23,6 +23,11 @@ T = TypeVar("T")
 _AT_LEAST_ONE = optional(ge(1))
 
 
+def _some(instance: Any, attribute: "attrs.Attribute[list[str]]", value: list[str]) -> None:
+    if not value:
+        raise ValueError(f"'{attribute.name}' must be one or more: {value!r}")
+
+
 @attrs.frozen
 class AnswersPlan:
     """`[answers]`: what drafters learn from, and are looked at along.
@@ -37,7 +42,7 @@ class AnswersPlan:
     """
 
     recipe: str
-    prompts: list[str]
+    prompts: list[str] = attrs.field(validator=_some)
     limit: int | None = attrs.field(default=None, validator=_AT_LEAST_ONE)
     max_new_tokens: int = attrs.field(default=256, validator=ge(1))
     temperature: float = attrs.field(default=0.0, validator=ge(0))
@@ -89,12 +94,12 @@ class BenchPlan:
         arms: Which; all when not given.
     """
 
-    prompts: list[str]
+    prompts: list[str] = attrs.field(validator=_some)
     limit: int | None = attrs.field(default=None, validator=_AT_LEAST_ONE)
     draw: int | None = attrs.field(default=None, validator=optional(ge(0)))
     max_new_tokens: int = attrs.field(default=128, validator=ge(1))
     temperature: float = attrs.field(default=0.0, validator=ge(0))
-    arms: list[str] | None = None
+    arms: list[str] | None = attrs.field(default=None, validator=optional(_some))
 
 
 @attrs.frozen
@@ -111,8 +116,8 @@ class EvalPlan:
         real: Answers to decode for real too.
     """
 
-    arms: list[str] | None = None
-    answers: list[str] | None = None
+    arms: list[str] | None = attrs.field(default=None, validator=optional(_some))
+    answers: list[str] | None = attrs.field(default=None, validator=optional(_some))
     limit: int | None = attrs.field(default=None, validator=_AT_LEAST_ONE)
     anchors: int = attrs.field(default=8, validator=ge(0))
     paths: int = attrs.field(default=16, validator=and_(ge(0), even))
@@ -245,7 +250,9 @@ def _one(tables: Mapping[str, Any], table: str, plan: type[T], faults: list[str]
 
 
 def _named(tables: Mapping[str, Any], table: str, plan: type[T], faults: list[str]) -> dict[str, T]:
-    found = {}
+    found: dict[str, T] = {}
+    if table in tables and not tables[table]:
+        faults.append(f"[{table}]: expected a table [{table}.NAME], found nothing in it")
     for name, values in tables.get(table, {}).items():
         where = f"{table}.{name}"
         if not isinstance(values, Mapping):
