@@ -64,7 +64,8 @@ class PassCosts:
         found = None if refresh else _kept(path, told)
         if found is None:
             found = [_measure(target, length, sizes) for length in lengths]
-            _keep(path, {"of": told, "seconds": found})
+            if not getattr(getattr(target, "compiled", None), "failed", False):
+                _keep(path, {"of": told, "seconds": found})
         return cls(sizes, lengths, found)
 
     def up_to(self, nodes: int, length: int) -> list[float]:

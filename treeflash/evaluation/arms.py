@@ -117,14 +117,16 @@ def measured(target: HuggingFaceTarget, arms: Sequence[Arm]) -> dict[str, Any]:
         arms: The arms.
 
     Returns:
-        `target`: its weights, dtype and device. `arms`: the components and options by arm and kind.
-        `weights`: digests of what those are read from, by arm, kind and key.
+        `target`: its weights, dtype and device, and how it is read. `arms`: the components and options by arm
+        and kind. `weights`: digests of what those are read from, by arm, kind and key.
     """
     return {
         "target": {
             "weights": target.digest(),
             "dtype": str(target.dtype).removeprefix("torch."),
             "device": str(target.device),
+            "lean": target.lean is not None,
+            "compiled": target.compiled is not None,
         },
         "arms": {
             arm.name: {

@@ -2,51 +2,87 @@
 
 One graph is made for a single row and one for any number of them, each for any length of the text: what
 surrounds the matrix products is fused, and Python is left behind. That takes minutes, and on a CPU each graph
-holds the weights once more.
+holds the weights once more, until the process ends: torch's compiler keeps what it made.
 """
 
+import importlib
+import types
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, _inductor
+from torch import Tensor
 
 from treeflash.errors import first_line
 from treeflash.layouts import weight_state
 from treeflash.target.cache import TreeCache
 from treeflash.target.lean import LeanDecoder
 
-# Longer pieces of a prompt are products above all.
+# Larger pieces are prompts, and products above all.
 _MOST_ROWS = 256
-# Graphs of one pass: a row or more of them, and what changes besides, with room to spare.
-_MOST_GRAPHS = 16
 
-_Pass = Callable[
-    [Tensor, Tensor, Tensor | Mapping[str, Tensor] | None, TreeCache], tuple[Tensor, Tensor | None]
-]
+_Pass = Callable[[Tensor, Tensor, Tensor | Mapping[str, Tensor] | None, TreeCache], tuple[Tensor, Tensor]]
 
 
 class CompiledDecoder:
-    """A `LeanDecoder` whose passes over trees are compiled when they are first taken.
+    """A `LeanDecoder` whose passes over trees of up to 256 rows are compiled; others are left to it.
 
-    Where that fails they are taken as they are, after one warning.
+    A change of weights is seen when `outdated` is asked, as far as torch counts it: not one through
+    `weight.data`, nor one of a weight that was made in inference mode.
 
     Args:
         lean: What is compiled.
+
+    Attributes:
+        failed: Whether compiling failed. Passes are then taken as they are.
     """
 
     def __init__(self, lean: LeanDecoder) -> None:
         self._lean = lean
-        self._passes: dict[tuple[int, ...], _Pass] = {}
+        self._pass: _Pass | None = None
         self._made_of: list[tuple[int, int]] = []
+        self._held: list[Tensor] = []
+        self._forget: Callable[[], Any] = lambda: None
         self.failed = False
 
-    def refresh(self) -> None:
-        """Compiles anew when weights have changed since: graphs on a CPU hold them."""
-        made_of = [weight_state(weight) for weight in self._lean.weights()]
-        if made_of != self._made_of:
-            self._passes.clear()
-            self._made_of = made_of
+    @property
+    def outdated(self) -> bool:
+        """Whether there are no graphs of the weights as they are now, and can be."""
+        return not self.failed and self._made_of != [weight_state(weight) for weight in self._lean.weights()]
+
+    def prepare(self, take_passes: Callable[[], object]) -> None:
+        """Compiles.
+
+        Args:
+            take_passes: Takes a pass of each kind through this decoder.
+        """
+        # Few need the compiler, and it takes a second to import.
+        dynamo: Any = importlib.import_module("torch._dynamo")
+        inductor: Any = importlib.import_module("torch._inductor.config")
+        shapes: Any = importlib.import_module("torch.fx.experimental._config")
+        # Held, so that no other weight comes to lie where one of these lay.
+        self._held = list(self._lean.weights())
+        self._made_of = [weight_state(weight) for weight in self._held]
+        self._forget()
+        self._pass, code = _compiled(self._lean)
+        # The compiler keeps graphs, and with them the weights, by code.
+        self._forget = weakref.finalize(self, dynamo.reset_code, code)
+        # On a CPU layouts of the weights are chosen for the processor, where graphs hold them.
+        frozen = self._held[0].device.type == "cpu"
+        try:
+            # Sizes that happen to be equal now are not always so.
+            with inductor.patch(freezing=frozen), shapes.patch(use_duck_shape=False):
+                take_passes()
+        except Exception as error:  # whatever a compiler can raise: a pass itself needs none
+            self._forget()
+            self._pass, self._made_of = None, []
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            self.failed = True
+            reason = first_line(getattr(error, "inner_exception", error))
+            warnings.warn(f"target.compile: passes are not compiled ({reason})", RuntimeWarning, stacklevel=4)
 
     def __call__(
         self,
@@ -58,35 +94,29 @@ class CompiledDecoder:
         *,
         last_logits: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """One pass, as `LeanDecoder` takes it; those over prompts are left to it."""
-        if not (self.failed or last_logits or token_ids.shape[1] > _MOST_ROWS):
-            taps = tuple(tap_layers)
-            # Layouts of the weights for a CPU are chosen where graphs hold them.
-            frozen = token_ids.device.type == "cpu"
-            try:
-                if taps not in self._passes:
-                    self._passes[taps] = _compiled(self._lean, taps)
-                with _inductor.config.patch(freezing=frozen):
-                    return self._passes[taps](token_ids, positions, masks, cache)
-            except Exception as error:
-                # Whatever a compiler can raise: the pass itself needs none. Its rows are written again.
-                self.failed = True
-                reason = first_line(getattr(error, "inner_exception", error))
-                warnings.warn(
-                    f"target.compile: passes are not compiled ({reason})", RuntimeWarning, stacklevel=2
-                )
-        return self._lean(token_ids, positions, masks, cache, tap_layers, last_logits=last_logits)
+        """One pass, as `LeanDecoder` takes it."""
+        graph = self._pass
+        # Graphs are made for inference mode.
+        small = token_ids.shape[1] <= _MOST_ROWS and not last_logits
+        if graph is None or not small or not torch.is_inference_mode_enabled():
+            return self._lean(token_ids, positions, masks, cache, tap_layers, last_logits=last_logits)
+        logits, outputs = graph(token_ids, positions, masks, cache)
+        if not tap_layers:
+            return logits, None
+        layers = outputs.view(*outputs.shape[:2], len(cache.layers), -1)
+        return logits, torch.cat([layers[:, :, layer] for layer in tap_layers], dim=-1)
 
 
-def _compiled(lean: LeanDecoder, taps: tuple[int, ...]) -> _Pass:
-    """The pass that gives all logits and some taps."""
+def _compiled(lean: LeanDecoder) -> tuple[_Pass, types.CodeType]:
+    """The pass that gives all logits and the outputs of all layers, and the code that it is kept by."""
 
-    def passed(
+    def written(
         token_ids: Tensor, positions: Tensor, masks: Tensor | Mapping[str, Tensor] | None, cache: TreeCache
     ) -> tuple[Tensor, Tensor | None]:
-        return lean(token_ids, positions, masks, cache, taps, last_logits=False)
+        return lean(token_ids, positions, masks, cache, range(len(cache.layers)), last_logits=False)
 
-    made: _Pass = torch.compile(  # type: ignore[call-overload]  # which lags behind the options there are
-        passed, dynamic=True, fullgraph=True, recompile_limit=_MOST_GRAPHS, isolate_recompiles=True
-    )
-    return made
+    # Code of its own: that of one target has nothing to do with another's.
+    code = written.__code__.replace()
+    own = types.FunctionType(code, written.__globals__, closure=written.__closure__)
+    graph: _Pass = torch.compile(own, dynamic=True, fullgraph=True)
+    return graph, code

@@ -113,9 +113,20 @@ class HuggingFaceTarget(Reading):
         if self.lean is not None and not self.lean.reads(self.model):
             # Adapters or hooks have come into the model since it was wrapped: its own forward knows them.
             self.lean = self.compiled = None
-        if self.compiled is not None:
-            self.compiled.refresh()
+        if self.compiled is not None and self.compiled.outdated:
+            self.compiled.prepare(self._take_passes)
         return TargetState(TreeCache(self.num_layers, capacity, batch_size), tuple(tap_layers))
+
+    @torch.inference_mode()
+    def _take_passes(self) -> None:
+        """A pass over one row and one over several, as plain decoding and trees take them."""
+        prompt = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
+        tree = TokenTree.from_lists([0, 0, 1], [-1, 0, 0], device=self.device)
+        # No pass of the engine's fills a cache to its end, and graphs would be for those that do.
+        state = TargetState(TreeCache(self.num_layers, prompt.shape[1] + tree.size + 1), ())
+        self.prefill(state, prompt)
+        for size in (1, tree.size):
+            self.verify(state, tree.first(size))
 
     def prefill(self, state: TargetState, token_ids: Tensor) -> TargetOutput:
         """Reads a prompt, in pieces when it is long (see `Target.prefill`)."""

@@ -37,7 +37,7 @@ def wrap_model(
         tokenizer: Its tokenizer, for text; token ids do without.
         lean: Whether to read it by a pass of our own where its family is known (`treeflash.target.lean`);
             without, its own forward is called, hooks that are added to it later included.
-        compiled: Whether to compile that pass, when it is first taken (`treeflash.target.compiled`).
+        compiled: Whether to compile that pass, before the first text (`treeflash.target.compiled`).
 
     Returns:
         The target, with the first attention implementation that passes.
