@@ -125,6 +125,7 @@ def test_show_says_every_value_and_the_file_that_says_so(three_levels):
         ("target", "dtype"): ("float64", "first.toml"),
         ("target", "device"): ("auto", "default"),
         ("target", "lean"): (True, "default"),
+        ("target", "compile"): (False, "default"),
         ("drafter", "use"): ("dflash", "tiny-dflash.toml"),
         ("drafter", "checkpoint"): ("treeflash.testing:models/tiny-treeflash", "tiny-dflash.toml"),
         ("drafter", "temperature"): (2, "second.toml"),

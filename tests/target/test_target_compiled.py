@@ -5,7 +5,10 @@ altogether.
 """
 
 import gc
+import os
 import shutil
+import subprocess
+import sys
 import weakref
 from functools import partial
 
@@ -57,16 +60,20 @@ def texts(model):
     return {prompt: reference_text(model, prompt, 30) for prompt in (tuple(PROMPT), tuple(PROMPT * 3))}
 
 
-# The compiler's own.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
-def test_compiled_passes_write_the_same_text(monkeypatch, tmp_path):
-    """In earnest."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+def test_compiled_passes_write_the_same_text(tmp_path):
+    """In earnest, in a process of its own: what the compiler imports can fail behind other tests."""
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-W", "error::RuntimeWarning", __file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "the same by 2 graphs\n"), done.stderr
+
+
+def compile_in_earnest() -> None:
     model = tiny_model("llama", num_hidden_layers=1)
-    target, before = wrap_model(model, compiled=True), count_graphs()
+    target = wrap_model(model, compiled=True)
     check_texts(target, texts(model))
-    assert (count_graphs() - before, target.compiled.failed) == (2, False)
+    print(f"the same by {count_graphs()} graphs")
 
 
 @pytest.fixture
@@ -200,3 +207,7 @@ def test_other_families_are_not_compiled():
     with pytest.warns(RuntimeWarning, match=r"target\.compile: Gemma3ForCausalLM is read by its own forward"):
         target = wrap_model(tiny_model("gemma3"), compiled=True)
     assert target.compiled is None
+
+
+if __name__ == "__main__":
+    compile_in_earnest()
