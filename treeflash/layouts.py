@@ -46,8 +46,7 @@ class Linear(nn.Linear):
 class Blocks:
     """One or more linear maps of the same input, their outputs side by side.
 
-    The maps are borrowed: a weight that is replaced, or changed in place, is seen at the next call. A change
-    through `weight.data` is not, nor one of a weight that was made in inference mode: torch counts neither.
+    The maps are borrowed: a change of a weight that `Seen` notices is seen at the next call.
 
     Args:
         maps: Each with `weight` `[out, in]` and `bias` `[out]` or None, as `nn.Linear` has them.
@@ -57,8 +56,7 @@ class Blocks:
     def __init__(self, maps: Sequence[Any], columns: slice = _WHOLE) -> None:
         self._maps: list[Any] = list(maps)
         self._columns = columns
-        self._made_of: list[tuple[int, int]] | None = None
-        self._held: list[Tensor] = []
+        self._made_of: Seen | None = None
         self._weight: Tensor | None = None
         self._bias: Tensor | None = None
 
@@ -68,16 +66,15 @@ class Blocks:
         if not _can_lay_out(weights[0], states):
             outputs = [functional.linear(states, *self._part(index)) for index in range(len(weights))]
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
-        made_of = [weight_state(weight) for weight in weights]
-        if made_of != self._made_of:
+        if self._made_of is None or not self._made_of.is_of(weights):
             self._lay_out()
-            self._made_of = made_of
+            self._made_of = Seen(weights)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(states, self._weight, self._bias, "none", [], "")
         return out
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and files: the maps alone, the blocks to be made anew."""
-        return {**self.__dict__, "_made_of": None, "_held": [], "_weight": None, "_bias": None}
+        return {**self.__dict__, "_made_of": None, "_weight": None, "_bias": None}
 
     def _part(self, index: int) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of a map, as far as its columns are asked for."""
@@ -87,8 +84,6 @@ class Blocks:
     def _lay_out(self) -> None:
         """Makes the blocks."""
         parts = [self._part(index) for index in range(len(self._maps))]
-        # Held, so that no other weight comes to lie where one of these lay.
-        self._held = [part.weight for part in self._maps]
         weights = [weight.detach() for weight, _ in parts]
         weight = weights[0].contiguous() if len(weights) == 1 else torch.cat(weights)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
@@ -108,8 +103,27 @@ def _can_lay_out(weight: Tensor, states: Tensor) -> bool:
     )
 
 
-def weight_state(weight: Tensor) -> tuple[int, int]:
-    """Changes when a weight is replaced, or changed in place where that is counted."""
+class Seen:
+    """Weights as they were when something was made of them.
+
+    A weight that is replaced, or changed in place, is noticed. A change through `weight.data` is not, nor one
+    of a weight that was made in inference mode: torch counts neither.
+
+    Args:
+        weights: The weights. They are held, so that no other comes to lie where one of them lay.
+    """
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self._held = list(weights)
+        self._states = [_state(weight) for weight in weights]
+
+    def is_of(self, weights: Sequence[Tensor]) -> bool:
+        """Whether these are the weights, and still what they were."""
+        return self._states == [_state(weight) for weight in weights]
+
+
+def _state(weight: Tensor) -> tuple[int, int]:
+    """Where a weight lies, and how often it was changed as far as that is counted."""
     try:
         return weight.data_ptr(), weight._version
     except RuntimeError:  # made in inference mode

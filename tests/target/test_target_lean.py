@@ -102,7 +102,7 @@ def test_whoever_never_decodes_does_not_hold_weights_twice():
 def test_many_rows_are_not_folded_and_come_to_the_same(family, device, monkeypatch):
     target = wrap_model(tiny_model(family, dtype=torch.float64, device=device))
     expected = read(target)
-    monkeypatch.setattr(lean_module, "_FOLDED", 0)
+    monkeypatch.setattr(lean_module, "MOST_FOLDED", 0)
     torch.testing.assert_close(read(target), expected)
 
 

@@ -16,21 +16,18 @@ import torch
 from torch import Tensor
 
 from treeflash.errors import first_line
-from treeflash.layouts import weight_state
+from treeflash.layouts import Seen
 from treeflash.target.cache import TreeCache
-from treeflash.target.lean import LeanDecoder
-
-# Larger pieces are prompts, and products above all.
-_MOST_ROWS = 256
+from treeflash.target.lean import MOST_FOLDED, LeanDecoder
 
 _Pass = Callable[[Tensor, Tensor, Tensor | Mapping[str, Tensor] | None, TreeCache], tuple[Tensor, Tensor]]
 
 
 class CompiledDecoder:
-    """A `LeanDecoder` whose passes over trees of up to 256 rows are compiled; others are left to it.
+    """A `LeanDecoder` whose passes over trees are compiled, as far as it folds heads; others are left to it.
 
-    A change of weights is seen when `outdated` is asked, as far as torch counts it: not one through
-    `weight.data`, nor one of a weight that was made in inference mode.
+    Larger ones are prompts, and products above all. A change of weights that `Seen` notices is seen when
+    `outdated` is asked.
 
     Args:
         lean: What is compiled.
@@ -42,15 +39,15 @@ class CompiledDecoder:
     def __init__(self, lean: LeanDecoder) -> None:
         self._lean = lean
         self._pass: _Pass | None = None
-        self._made_of: list[tuple[int, int]] = []
-        self._held: list[Tensor] = []
+        self._made_of: Seen | None = None
         self._forget: Callable[[], Any] = lambda: None
         self.failed = False
 
     @property
     def outdated(self) -> bool:
         """Whether there are no graphs of the weights as they are now, and can be."""
-        return not self.failed and self._made_of != [weight_state(weight) for weight in self._lean.weights()]
+        made_of = self._made_of
+        return not self.failed and (made_of is None or not made_of.is_of(self._lean.weights()))
 
     def prepare(self, take_passes: Callable[[], object]) -> None:
         """Compiles.
@@ -62,22 +59,21 @@ class CompiledDecoder:
         dynamo: Any = importlib.import_module("torch._dynamo")
         inductor: Any = importlib.import_module("torch._inductor.config")
         shapes: Any = importlib.import_module("torch.fx.experimental._config")
-        # Held, so that no other weight comes to lie where one of these lay.
-        self._held = list(self._lean.weights())
-        self._made_of = [weight_state(weight) for weight in self._held]
+        weights = self._lean.weights()
+        self._made_of = Seen(weights)
         self._forget()
         self._pass, code = _compiled(self._lean)
         # The compiler keeps graphs, and with them the weights, by code.
         self._forget = weakref.finalize(self, dynamo.reset_code, code)
         # On a CPU layouts of the weights are chosen for the processor, where graphs hold them.
-        frozen = self._held[0].device.type == "cpu"
+        frozen = weights[0].device.type == "cpu"
         try:
             # Sizes that happen to be equal now are not always so.
             with inductor.patch(freezing=frozen), shapes.patch(use_duck_shape=False):
                 take_passes()
         except Exception as error:  # whatever a compiler can raise: a pass itself needs none
             self._forget()
-            self._pass, self._made_of = None, []
+            self._pass = self._made_of = None
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             self.failed = True
@@ -97,7 +93,7 @@ class CompiledDecoder:
         """One pass, as `LeanDecoder` takes it."""
         graph = self._pass
         # Graphs are made for inference mode.
-        small = token_ids.shape[1] <= _MOST_ROWS and not last_logits
+        small = token_ids.shape[1] <= MOST_FOLDED and not last_logits
         if graph is None or not small or not torch.is_inference_mode_enabled():
             return self._lean(token_ids, positions, masks, cache, tap_layers, last_logits=last_logits)
         logits, outputs = graph(token_ids, positions, masks, cache)

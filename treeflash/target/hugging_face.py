@@ -160,11 +160,10 @@ class HuggingFaceTarget(Reading):
         """
         start = state.cache.length
         state.cache.reserve(tree.size - first, behind=first)
-        lean = self.compiled or self.lean
-        if tree.size == 1 and lean is not None and not any(self.windows.values()):
+        if tree.size == 1 and self._reader is not None and not any(self.windows.values()):
             # Plain decoding: a root sees all that is committed, which needs no mask.
             at = torch.full_like(tree.token_ids, start)
-            return self._read_leanly(lean, state, tree.token_ids, at, None, last_logits=False)
+            return self._read_leanly(self._reader, state, tree.token_ids, at, None, last_logits=False)
         # A node's position is that of its depth, wherever its row lies. Empty slots hold anything.
         is_node = tree.is_node
         positions = start + tree.depths.masked_fill(~is_node, 0)
@@ -219,6 +218,11 @@ class HuggingFaceTarget(Reading):
             rope_theta=self._rope_theta,
         )
 
+    @property
+    def _reader(self) -> LeanDecoder | CompiledDecoder | None:
+        """What reads in place of the model's own forward."""
+        return self.compiled or self.lean
+
     @torch.no_grad()
     def _forward(
         self,
@@ -232,9 +236,8 @@ class HuggingFaceTarget(Reading):
     ) -> TargetOutput:
         """One pass with explicit positions and masks."""
         masks = additive_masks(self.windows, visible, queries, keys, self.dtype)
-        lean = self.compiled or self.lean
-        if lean is not None:
-            return self._read_leanly(lean, state, token_ids, queries, masks, last_logits=last_logits)
+        if self._reader is not None:
+            return self._read_leanly(self._reader, state, token_ids, queries, masks, last_logits=last_logits)
         inputs: dict[str, Any] = {
             "input_ids": token_ids,
             "position_ids": queries,
@@ -256,7 +259,7 @@ class HuggingFaceTarget(Reading):
     @torch.no_grad()
     def _read_leanly(
         self,
-        lean: LeanDecoder | CompiledDecoder,
+        reader: LeanDecoder | CompiledDecoder,
         state: TargetState,
         token_ids: Tensor,
         positions: Tensor,
@@ -264,7 +267,7 @@ class HuggingFaceTarget(Reading):
         *,
         last_logits: bool,
     ) -> TargetOutput:
-        logits, taps = lean(
+        logits, taps = reader(
             token_ids, positions, masks, state.cache, state.tap_layers, last_logits=last_logits
         )
         return TargetOutput(logits[..., : self.vocab_size], taps)

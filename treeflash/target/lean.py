@@ -25,7 +25,7 @@ _FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 _PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
 _OTHERS = (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU, SiLUActivation)
 # Rows up to which heads that share keys are folded into one product: a prompt's mask would grow too large.
-_FOLDED = 256
+MOST_FOLDED = 256
 
 
 class LeanDecoder:
@@ -97,7 +97,7 @@ class LeanDecoder:
         # The halves of a head are exchanged by rolling it: the sign goes with the sine.
         turn = cos[:, :, None], torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)[:, :, None]
         by_kind = masks if isinstance(masks, Mapping) else {layer.kind: masks for layer in self._layers}
-        folded = token_ids.shape[1] <= _FOLDED
+        folded = token_ids.shape[1] <= MOST_FOLDED
         if folded:
             groups = self._layers[0].groups
             by_kind = {

@@ -45,7 +45,7 @@ def wrap_model(
     Raises:
         UnsupportedTargetError: When none does; the message says why.
     """
-    reasons: list[str] = []
+    name, reasons = type(model).__name__, list[str]()
     for attention in ("sdpa", "eager"):
         try:
             target = HuggingFaceTarget(model, tokenizer, attention=attention)
@@ -60,13 +60,11 @@ def wrap_model(
             if compiled and target.lean is not None:
                 target.compiled = CompiledDecoder(target.lean)
             elif compiled:
-                name = type(model).__name__
                 told = f"target.compile: {name} is read by its own forward, which is not compiled"
                 warnings.warn(told, RuntimeWarning, stacklevel=2)
             return target
         if reason not in reasons:
             reasons.append(reason)
-    name = type(model).__name__
     raise UnsupportedTargetError(f"{name} cannot be verified in trees: {'; '.join(reasons)}")
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from treeflash.layouts import Blocks, weight_state
+from treeflash.layouts import Blocks, Seen
 from treeflash.target.masks import additive_masks
 from treeflash.target.taps import tapped
 
@@ -27,7 +27,7 @@ class Reading:
     num_layers: int
     windows: dict[str, int | None]
     borrowed: Callable[[], AbstractContextManager[None]]
-    _head: tuple[Any, Callable[[Tensor], Tensor]] | None = None
+    _head: tuple[Seen, bytes | None, Callable[[Tensor], Tensor]] | None = None
     _parameters: set[str]
     _cache_name: str
     _decoder: Any
@@ -84,9 +84,11 @@ class Reading:
     def head(self, columns: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """The output head over some tokens (see `Target.head`)."""
         head = self.model.get_output_embeddings()
-        made_for = (*weight_state(head.weight), None if columns is None else columns.cpu().numpy().tobytes())
-        if dtype == self.dtype and self._head is not None and self._head[0] == made_for:
-            return self._head[1]
+        wanted = None if columns is None else columns.cpu().numpy().tobytes()
+        if dtype == self.dtype and self._head is not None:
+            seen, made_for, made = self._head
+            if made_for == wanted and seen.is_of([head.weight]):
+                return made
         kept = slice(self.vocab_size) if columns is None else columns.to(self.device)
         weight = head.weight.detach()[kept].to(dtype)
         bias = None if getattr(head, "bias", None) is None else head.bias.detach()[kept].to(dtype)
@@ -97,7 +99,7 @@ class Reading:
 
         if dtype == self.dtype:
             # The last one is kept: drafters are bound to one target again and again.
-            self._head = made_for, project
+            self._head = Seen([head.weight]), wanted, project
         return project
 
     def head_rows(self, token_ids: Tensor) -> tuple[Tensor, Tensor | None]:
