@@ -197,8 +197,8 @@ class Told(Selector):
         selected, told = self.inner.select(proposal, limits), self.trees[limits.step]
         if selected.size != told.size:
             raise RuntimeError(f"expected a tree of {told.size - 1} nodes, found {selected.size - 1}")
-        # A mask is made for as many levels as the selected tree might have.
-        return attrs.evolve(told, max_depth=selected.max_depth)
+        # A mask is made for as many levels as the selected tree has, or may have.
+        return attrs.evolve(told, max_depth=max(told.max_depth, selected.max_depth))
 
 
 def _tree(

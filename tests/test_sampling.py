@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeflash.sampling import Draws
+from treeflash.sampling import MAX_SEED, Draws
 
 LENGTHS = torch.tensor([10])
 
@@ -53,6 +53,31 @@ def test_noise_is_drawn_once_and_forgotten_once_passed():
     assert sorted(position for _, position in draws._noise) == [11, 12, 13]
     choose(draws, logits, [0, 1, 2], length=12)
     assert sorted(position for _, position in draws._noise) == [13, 14, 15]
+
+
+@given(logits=st.integers(0, 99), position=st.integers(0, 99), temperature=st.sampled_from([0.0, 0.7, 1.0]))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_one_is_chosen_as_many_are(dtype, logits, position, temperature):
+    row = torch.randn(1, 2, 40, generator=torch.Generator().manual_seed(logits)).to(dtype)
+    draws = Draws(temperature, 7, (5,))
+    many = choose(draws, row, [0, 3], length=position)
+    assert many == [draws.choose_one(row[0, 0], position), draws.choose_one(row[0, 1], position + 3)]
+
+
+@pytest.mark.parametrize("where", ["seed", "sequence"])
+def test_all_bits_of_a_word_count(where):
+    """Words on both sides of 2**63 stand beside one another in a key."""
+    words = [0, 1, 2**63 - 1, 2**63, 2**63 + 1, MAX_SEED - 1, MAX_SEED]
+    logits = torch.zeros(10_000)
+    made = [Draws(1.0, word, (3,)) if where == "seed" else Draws(1.0, 3, (word,)) for word in words]
+    assert len({draws.choose_one(logits, 0) for draws in made}) == len(words)
+
+
+@pytest.mark.parametrize("word", [-1, 2**64, 1.5, "1", None])
+def test_what_is_no_word_is_refused(word):
+    for settings in ({"seed": word}, {"sequences": (word,)}):
+        with pytest.raises(ValueError, match=r"must be an integer in 0\.\.2\*\*64-1, found"):
+            Draws(1.0, **settings)
 
 
 def test_greedy_draws_nothing():

@@ -1,5 +1,7 @@
 """How tokens are chosen: the same way with and without speculation."""
 
+from numbers import Integral
+
 import attrs
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ def _finite(instance: object, attribute: "attrs.Attribute[float]", value: float)
 
 
 def _word(instance: object, attribute: "attrs.Attribute[int]", value: int) -> None:
-    if not 0 <= value <= MAX_SEED:
+    if not isinstance(value, Integral) or not 0 <= value <= MAX_SEED:
         raise ValueError(f"{attribute.name} must be an integer in 0..2**64-1, found {value!r}")
 
 
@@ -57,8 +59,7 @@ class Draws:
         """
         if self.temperature == 0:
             return logits.argmax(dim=-1)
-        exact = logits.dtype if logits.dtype == torch.float64 else torch.float32
-        scores = logits.to(exact, copy=True)
+        scores = logits.to(_exact(logits.dtype), copy=True)
         for row, (sequence, length) in enumerate(zip(self.sequences, lengths.tolist(), strict=True)):
             # The node at position p is followed by the token at position p + 1.
             levels = [self._noise_at(sequence, length + depth + 1, scores) for depth in range(max_depth + 1)]
@@ -68,28 +69,53 @@ class Draws:
                 del self._noise[spent]
         return scores.argmax(dim=-1)
 
-    def scores(self, logits: Tensor, position: Tensor) -> Tensor:
-        """What the first sequence's token behind a position is the argmax of.
+    def choose_one(self, logits: Tensor, position: int, row: int = 0) -> int:
+        """Chooses the token that follows one node, as `choose` does.
 
         Args:
-            logits: `[V]`.
-            position: int64 `[1]` on the CPU.
+            logits: `[V]`, the target's.
+            position: The node's.
+            row: Whose node it is.
+
+        Returns:
+            The token id.
+        """
+        chosen = logits if self.temperature == 0 else self.scores(logits, position, row)
+        return int(chosen.argmax())
+
+    def scores(self, logits: Tensor, position: int, row: int = 0) -> Tensor:
+        """What the token that follows a node is the argmax of.
+
+        Args:
+            logits: `[V]`, the target's.
+            position: The node's.
+            row: Whose node it is.
 
         Returns:
             `[V]`, float32 or float64.
         """
-        exact = logits if logits.dtype == torch.float64 else logits.float()
+        exact = logits.to(_exact(logits.dtype))
         if self.temperature == 0:
             return exact
-        noise = self._noise_at(self.sequences[0], int(position) + 1, exact)
-        return exact + self.temperature * noise
+        return exact + self.temperature * self._draw(self.sequences[row], position + 1, exact)
 
     def _noise_at(self, sequence: int, position: int, like: Tensor) -> Tensor:
-        """Gumbel noise `[V]` of one position, drawn in float64 and kept in the dtype of `like`."""
+        """The noise of a position, kept: the nodes at one depth share it."""
         key = (sequence, position)
         if key not in self._noise:
-            # A counter-based generator: the position is the counter, nothing is carried along.
-            bits = np.random.Philox(key=[self.seed, sequence], counter=[0, 0, 0, position])
-            race = np.random.Generator(bits).standard_exponential(like.shape[-1])
-            self._noise[key] = torch.from_numpy(-np.log(race)).to(like.dtype).to(like.device)
+            self._noise[key] = self._draw(sequence, position, like)
         return self._noise[key]
+
+    def _draw(self, sequence: int, position: int, like: Tensor) -> Tensor:
+        """Gumbel noise `[V]` of one position, drawn in float64, in the dtype of `like`."""
+        # A counter-based generator: the position is the counter, nothing is carried along. In an array, since
+        # a list of words above and below 2**63 would become floating-point numbers.
+        key = np.array([self.seed, sequence], dtype=np.uint64)
+        bits = np.random.Philox(key=key, counter=[0, 0, 0, position])
+        race = np.random.Generator(bits).standard_exponential(like.shape[-1])
+        return torch.from_numpy(-np.log(race)).to(like.dtype).to(like.device)
+
+
+def _exact(dtype: torch.dtype) -> torch.dtype:
+    """What scores are added up in."""
+    return dtype if dtype == torch.float64 else torch.float32

@@ -38,7 +38,8 @@ def reference_text(
         logits = model(input_ids=ids, use_cache=False).logits[0, -1]
         if temperature > 0:
             exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
-            philox = np.random.Philox(key=[seed, sequence], counter=[0, 0, 0, len(text)])
+            key = np.array([seed, sequence], dtype=np.uint64)
+            philox = np.random.Philox(key=key, counter=[0, 0, 0, len(text)])
             race = np.random.Generator(philox).standard_exponential(len(logits))
             noise = torch.from_numpy(-np.log(race)).to(exact).to(logits.device)
             logits = logits.to(exact) + temperature * noise

@@ -63,7 +63,7 @@ def heaviest(anchor: Tensor, table: Transitions, nodes: int, depth: int) -> Toke
         depths=torch.tensor(depths),
         log_weights=torch.tensor(weights, dtype=torch.float32),
         num_nodes=torch.tensor(counts),
-        max_depth=depth,
+        max_depth=max(max(row[2]) for row in rows),
     )
 
 

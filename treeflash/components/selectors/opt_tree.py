@@ -122,6 +122,8 @@ def _keep_heaviest(
     num_nodes = (ordered > -torch.inf).sum(dim=1).clamp(max=size)
     if trims(order.device):
         size = int(num_nodes.max())
+        slots = torch.arange(size)
+        max_depth = int(depths.gather(1, order[:, :size]).masked_fill(slots >= num_nodes[:, None], 0).max())
     order = order[:, :size]
     old_parents = parents.gather(1, order)
     new_parents = rank.gather(1, old_parents.clamp(min=0)).masked_fill(old_parents < 0, -1)
