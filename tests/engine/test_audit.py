@@ -33,8 +33,8 @@ def test_a_planted_fault_is_a_mismatch(temperature):
     assert audit == Audit(False, 100, MISMATCH)
 
 
-def logits(**values):
-    made = torch.full((10,), -5.0)
+def logits(dtype=torch.bfloat16, **values):
+    made = torch.full((10,), -5.0, dtype=dtype)
     for name, value in values.items():
         made[int(name[1:])] = value
     return made
@@ -57,12 +57,32 @@ GREEDY = Draws()
         (logits(t1=1.00, t2=1.02, t3=1.01), logits(t1=1.03, t2=1.02, t3=1.02), NEAR_TIE),
         # Neither run would choose the other's token.
         (logits(t1=1.00, t2=3.00), logits(t1=1.05, t2=3.00), MISMATCH),
+        # Each run took its best, but rounding does not take scores so far apart: in this dtype, or in any.
+        (logits(torch.float32, t1=1.00, t2=1.02), logits(torch.float32, t1=1.02, t2=1.00), MISMATCH),
+        (logits(t1=1.00, t2=3.00), logits(t1=3.00, t2=1.00), MISMATCH),
+        (logits(t1=1.00, t2=float("nan")), logits(t1=1.01, t2=1.00), MISMATCH),
     ],
 )
 def test_kinds(mine, theirs, kind):
     same = logits(t5=1.0)
     found = compare(run([5, 2], [same, mine]), run([5, 1], [same, theirs]), GREEDY)
     assert found == Audit(False, 1, kind)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_wrong_logits_are_a_mismatch(dtype):
+    """A target that reads trees otherwise than texts: whatever it chose by, it chose the best of."""
+    decoder = load("tiny-treeflash", target={"device": "cpu", "dtype": dtype})
+    target, verify = decoder.target, decoder.target.verify
+
+    def misread(state, tree, first=0):
+        output = verify(state, tree, first)
+        return output if tree.size == 1 else attrs.evolve(output, logits=output.logits.roll(1, dims=-1))
+
+    target.verify = misread
+    _, audit = audited(decoder, PROMPT, max_new_tokens=60, stop_ids=())
+    # The first new token is the prefill's.
+    assert audit == Audit(False, 1, MISMATCH)
 
 
 def test_a_text_that_ends_early_is_a_mismatch():
@@ -77,7 +97,7 @@ def test_scores_are_what_choices_are_made_by():
         row = torch.randn(50, generator=random)
         where = torch.tensor([position])
         chosen = draws.choose(row[None, None], where, torch.zeros(1, 1, dtype=torch.int64), 0)
-        assert int(chosen) == int(draws.scores(row, where).argmax())
+        assert int(chosen) == int(draws.scores(row, position).argmax()) == draws.choose_one(row, position)
 
 
 def test_plain_decoding_is_identical_to_itself(tiny_target):

@@ -1,18 +1,19 @@
 """Comparing a text decoded through trees with the target's own, token by token.
 
 In low precision a tree and a single row round differently, and where the two likeliest tokens nearly tie,
-either may come out. An audit tells that from a fault: it looks at the scores that both runs chose by.
+either may come out. An audit tells that from a fault: it looks at the scores that both runs chose by, where
+they first chose otherwise.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import attrs
-import torch
 from torch import Tensor
 
 from treeflash.engine.decoder import Decoder
 from treeflash.engine.generation import Generation
+from treeflash.rounding import difference, largest_difference
 from treeflash.sampling import Draws
 from treeflash.target_interface import Target
 from treeflash.tree import TokenTree
@@ -28,8 +29,9 @@ class Audit:
     Attributes:
         identical: Whether both texts are the same.
         first_difference: Index of the first new token that is not; None when there is none.
-        kind: "near-tie" when, in both runs, both tokens are no further below the best than twice the greatest
-            difference between the runs' scores there; otherwise "mismatch"; None when identical.
+        kind: "near-tie" when the runs' logits there are no further apart than rounding takes them
+            (`treeflash.rounding`), and in both runs both tokens are no further below the best than twice the
+            greatest difference between the runs' scores; otherwise "mismatch"; None when identical.
     """
 
     identical: bool
@@ -106,9 +108,13 @@ def compare(one: Recorded, other: Recorded, draws: Draws) -> Audit:
         if len(mine) == len(theirs):
             return Audit(True, None, None)
         return Audit(False, min(len(mine), len(theirs)), MISMATCH)
-    position = torch.tensor([one.generation.prompt_tokens + place - 1])
+    logits = [run.logits[place] for run in (one, other)]
+    # Said so that a difference that is no number is too large.
+    if not difference(*logits) <= largest_difference(logits[0].dtype):
+        return Audit(False, place, MISMATCH)
+    position = one.generation.prompt_tokens + place - 1
     pair = [mine[place], theirs[place]]
-    scores = [draws.scores(run.logits[place], position) for run in (one, other)]
+    scores = [draws.scores(row, position) for row in logits]
     apart = float((scores[0] - scores[1]).abs().max())
     for run in scores:
         # Three and more may tie: in bfloat16 many scores are equal.

@@ -4,12 +4,10 @@ import torch
 from torch import Tensor
 
 from treeflash.errors import InputError
+from treeflash.rounding import difference, largest_difference
 from treeflash.target.hugging_face import HuggingFaceTarget
 from treeflash.tree import TokenTree
 
-# Largest root-mean-square difference of the logits, in units of their spread, that rounding explains.
-_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
-_COARSE_TOLERANCE = 0.15
 # The window that sliding layers are given meanwhile, so that the tiny tree reaches past it.
 _WINDOW = 4
 
@@ -61,18 +59,19 @@ def _compare_tree(target: HuggingFaceTarget) -> str | None:
         following = target.verify(state, TokenTree.root_only(_row(target, [after])[0])).logits[0]
         paths = [[*prompt, root, *left, after], [*prompt, root, *right, after]]
         first, second = (_plain(target, path)[2:] for path in paths)
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
         if isinstance(error, InputError):
             raise
         return f"its forward does not take a tree: {type(error).__name__}: {error}"
     expected = torch.stack([first[0], first[1], first[2], second[2], first[3], second[3], second[4]])
     found = torch.stack([last, nodes[0], nodes[1], nodes[2], nodes[3], nodes[4], following[0]])
-    return _compare(found.double(), expected.double(), target.dtype)
+    return _compare(found, expected, target.dtype)
 
 
 def _compare(found: Tensor, expected: Tensor, dtype: torch.dtype) -> str | None:
-    tolerance = _TOLERANCE.get(dtype, _COARSE_TOLERANCE)
-    error = float((found - expected).square().mean().sqrt() / expected.std())
+    error, tolerance = difference(found, expected), largest_difference(dtype)
     if error <= tolerance:
         return None
     return (
