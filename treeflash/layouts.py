@@ -91,15 +91,30 @@ class Blocks:
         self._bias = torch.cat(biases) if biases else None
 
 
-def _can_lay_out(weight: Tensor, states: Tensor) -> bool:
-    """Whether blocks are known to be faster: in float32 the library's own path is, for a single row."""
+def is_laid_out(weight: Tensor) -> bool:
+    """Whether maps decode over blocks of such a weight, and hold it twice then.
+
+    Args:
+        weight: The weight.
+
+    Returns:
+        Whether blocks are known to be faster: in float32 the library's own path is, for a single row.
+    """
     return (
-        not torch.compiler.is_compiling()  # which lays weights out itself
-        and torch.is_inference_mode_enabled()
-        and weight.dtype == states.dtype == torch.bfloat16
+        weight.dtype == torch.bfloat16
         and weight.device.type == "cpu"
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+
+
+def _can_lay_out(weight: Tensor, states: Tensor) -> bool:
+    """Whether this call goes over blocks."""
+    return (
+        not torch.compiler.is_compiling()  # which lays weights out itself
+        and torch.is_inference_mode_enabled()
+        and weight.dtype == states.dtype
+        and is_laid_out(weight)
     )
 
 
@@ -110,11 +125,12 @@ class Seen:
     of a weight that was made in inference mode: torch counts neither.
 
     Args:
-        weights: The weights. They are held, so that no other comes to lie where one of them lay.
+        weights: The weights. Their memory is held, so that no other comes to lie where one of them lay.
     """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
-        self._held = list(weights)
+        # `weight.data` may come to be other memory, which a view does not follow.
+        self._held = [(weight, weight.detach()) for weight in weights]
         self._states = [_state(weight) for weight in weights]
 
     def is_of(self, weights: Sequence[Tensor]) -> bool:

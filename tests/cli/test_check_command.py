@@ -59,9 +59,12 @@ def test_the_facts_are_those_of_the_target_and_the_drafter(name, dtype, lines):
         f"{target.num_layers} layers, hidden size {target.hidden_size}, {target.vocab_size} tokens, "
         f"{target.max_positions} positions, {dtype} on cpu"
     )
+    laid_out = dtype == "bfloat16" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    copied = sum(part.weight.nbytes for part in target.model.modules() if isinstance(part, torch.nn.Linear))
+    more = f" and {copied / 1e6:.0f} MB of them in other layouts" if laid_out else ""
     assert found["memory"] == (
-        f"{megabytes(target.model):.0f} MB of weights, {cache_megabytes(target, 1024):.1f} MB of cache for "
-        "1024 tokens"
+        f"{megabytes(target.model):.0f} MB of weights{more}, {cache_megabytes(target, 1024):.1f} MB of cache "
+        "for 1024 tokens"
     )
     layers = ", ".join(map(str, drafter.tap_layers))
     assert found["drafter"] == (
@@ -74,6 +77,16 @@ def test_the_facts_are_those_of_the_target_and_the_drafter(name, dtype, lines):
         else "none"
     )
     assert found["refiner"] == refined
+
+
+def test_graphs_are_counted(lines):
+    copied = re.search(
+        r"weights and (\d+) MB of",
+        lines("tiny-plain", "-o", "target.compile=true", "--dtype", "float64")["memory"],
+    )
+    model = treeflash.load("tiny-plain", target={"dtype": "float64"}).target.model
+    maps = [part.weight.nbytes for part in model.modules() if isinstance(part, torch.nn.Linear)]
+    assert int(copied[1]) == round(2 * sum(maps) / 1e6)
 
 
 def test_every_part_is_named(run, lines):

@@ -170,11 +170,16 @@ def test_a_hook_ends_it(untraced):
     model = tiny_model("llama", num_hidden_layers=1)
     target = wrap_model(model, compiled=True)
     Decoder(target).generate(PROMPT, max_new_tokens=3)
-    model.lm_head.register_forward_hook(lambda module, inputs, output: -output)
+    graph = target.compiled._pass
+    handle = model.lm_head.register_forward_hook(lambda module, inputs, output: -output)
     assert list(Decoder(target).generate(PROMPT, max_new_tokens=9).token_ids) == reference_text(
         model, PROMPT, 9
     )
     assert target.compiled is None
+    # Until the hook is gone.
+    handle.remove()
+    Decoder(target).generate(PROMPT, max_new_tokens=3)
+    assert target.compiled._pass is graph
 
 
 def test_from_a_recipe(untraced):

@@ -90,6 +90,35 @@ def test_what_comes_into_a_model_later_is_seen_too(change):
     assert target.lean is None
 
 
+def test_what_is_gone_again_is_passed_over_again():
+    model = tiny_model("llama")
+    target = wrap_model(model)
+    plain, lean = read(target), target.lean
+    handle = model.model.layers[0].mlp.register_forward_hook(lambda module, args, output: output * 2)
+    assert not torch.allclose(read(target), plain)
+    assert not torch.allclose(read(target), plain)
+    handle.remove()
+    assert torch.equal(read(target), plain)
+    assert target.lean is lean
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_weights_that_change_behind_torchs_back(compiled, monkeypatch):
+    """As adapters are merged."""
+    monkeypatch.setattr("torch.compile", lambda function, **options: function)
+    model = tiny_model("llama", dtype=torch.bfloat16)
+    target = wrap_model(model, compiled=compiled)
+    plain, made = read(target), target.compiled
+    assert torch.equal(read(target), plain)
+    assert target.compiled is made
+    model.model.layers[0].mlp.down_proj.weight.data.mul_(-1)
+    model.lm_head.weight.data += 0.5
+    found, expected = read(target), read(wrap_model(model, lean=False))
+    assert not torch.allclose(found, plain, atol=0.1)
+    torch.testing.assert_close(found, expected, atol=0.1, rtol=0.05)
+    assert (target.compiled is made) == (not compiled)
+
+
 def test_whoever_never_decodes_does_not_hold_weights_twice():
     target = wrap_model(tiny_model("llama", dtype=torch.bfloat16))
     assert target.lean.head._weight is None

@@ -215,3 +215,22 @@ def test_the_hubs_progress_bar_setting_is_put_back(models, shown, hub_shown):
     load_target(models / "tiny-target", device="cpu")
     assert logging.is_progress_bar_enabled() == shown
     assert are_progress_bars_disabled() != hub_shown
+
+
+def test_why_a_tokenizer_cannot_be_loaded_is_said(tiny_folder, monkeypatch):
+    def fail(name):
+        raise ImportError("this one needs sentencepiece\nand more")
+
+    monkeypatch.setattr("treeflash.target.loading.AutoTokenizer.from_pretrained", fail)
+    target = load_target(tiny_folder, device="cpu")
+    with pytest.raises(InputError, match=r"none could be loaded: this one needs sentencepiece\)$"):
+        target.require_text()
+
+
+def test_a_lack_of_memory_is_not_the_models_fault(tiny_folder, monkeypatch):
+    def fail(*args, **kwargs):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(HuggingFaceTarget, "verify", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        load_target(tiny_folder, device="cpu")

@@ -7,9 +7,11 @@ from torch import nn
 
 from treeflash.cli.options import dtype_option, laid_over, overrides_option, recipe_argument
 from treeflash.engine import Decoder
+from treeflash.layouts import is_laid_out
 from treeflash.plugins import Registry
 from treeflash.recipe import Recipe
 from treeflash.target import HuggingFaceTarget
+from treeflash.target.compiled import GRAPHS
 
 _TOKENS = 1024
 
@@ -39,17 +41,26 @@ def _target(decoder: Decoder) -> list[str]:
         f"{target.max_positions or 'any number of'} positions, {_dtype(target.dtype)} on {target.device}"
     ]
     if isinstance(target, HuggingFaceTarget):
-        weights = _bytes(target.model)
+        weights, copies = _bytes(target.model), _copies(target)
+        more = f" and {copies / 1e6:.0f} MB of them in other layouts" if copies else ""
         config = target.config
         heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or facts.hidden_size // config.num_attention_heads
         cache = 2 * facts.num_layers * heads * width * target.dtype.itemsize * _TOKENS
         lines += [
             f"  verified in trees with {target.attention} attention",
-            f"  memory: {weights / 1e6:.0f} MB of weights, {cache / 1e6:.1f} MB of cache for {_TOKENS} "
+            f"  memory: {weights / 1e6:.0f} MB of weights{more}, {cache / 1e6:.1f} MB of cache for {_TOKENS} "
             "tokens",
         ]
     return lines
+
+
+def _copies(target: HuggingFaceTarget) -> int:
+    """Bytes of the weights that passes of our own lay out once more, each compiled graph again."""
+    maps = [part.weight for part in target.model.modules() if isinstance(part, nn.Linear)]
+    layouts = int(target.lean is not None and is_laid_out(maps[0]))
+    layouts += GRAPHS * (target.compiled is not None and target.device.type == "cpu")
+    return layouts * sum(weight.nbytes for weight in maps)
 
 
 def _parts(decoder: Decoder, recipe: Recipe) -> list[str]:

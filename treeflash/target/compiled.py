@@ -20,6 +20,9 @@ from treeflash.layouts import Seen
 from treeflash.target.cache import TreeCache
 from treeflash.target.lean import MOST_FOLDED, LeanDecoder
 
+# For a single row, and for several.
+GRAPHS = 2
+
 _Pass = Callable[[Tensor, Tensor, Tensor | Mapping[str, Tensor] | None, TreeCache], tuple[Tensor, Tensor]]
 
 

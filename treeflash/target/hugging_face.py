@@ -51,6 +51,7 @@ class HuggingFaceTarget(Reading):
     Attributes:
         lean: Reads prompts and trees in place of the model's own forward, when it is there.
         compiled: Reads in place of `lean`, when it is there.
+        text_fault: Why no tokenizer could be loaded.
 
     Raises:
         UnsupportedTargetError: When the model's interface or layers rule trees out. `wrap_model`
@@ -62,9 +63,11 @@ class HuggingFaceTarget(Reading):
         self.model = model
         self.config: Any = config
         self.text = None if tokenizer is None else TextCodec(tokenizer)
+        self.text_fault: str | None = None
         self.attention = attention
         self.lean: LeanDecoder | None = None
         self.compiled: CompiledDecoder | None = None
+        self._aside: tuple[LeanDecoder | None, CompiledDecoder | None] = (None, None)
         self.windows: dict[str, int | None] = layer_windows(config)
         self._parameters = set(inspect.signature(model.forward).parameters)
         self._cache_name = _cache_name(self._parameters)
@@ -96,7 +99,8 @@ class HuggingFaceTarget(Reading):
             InputError: When the target came without one.
         """
         if self.text is None:
-            raise InputError("the target comes without a tokenizer: expected one beside the model")
+            reason = "" if self.text_fault is None else f" (none could be loaded: {self.text_fault})"
+            raise InputError(f"the target comes without a tokenizer: expected one beside the model{reason}")
         return self.text
 
     def start(self, batch_size: int, capacity: int, tap_layers: Sequence[int]) -> TargetState:
@@ -110,12 +114,23 @@ class HuggingFaceTarget(Reading):
             raise InputError(f"tap layers: expected 0..{self.num_layers - 1}, found {beyond}")
         if batch_size != 1:
             raise InputError(f"one sequence at a time is decoded; expected 1 row, found {batch_size}")
-        if self.lean is not None and not self.lean.reads(self.model):
-            # Adapters or hooks have come into the model since it was wrapped: its own forward knows them.
-            self.lean = self.compiled = None
+        self._follow_changes()
         if self.compiled is not None and self.compiled.outdated:
             self.compiled.prepare(self._take_passes)
         return TargetState(TreeCache(self.num_layers, capacity, batch_size), tuple(tap_layers))
+
+    def _follow_changes(self) -> None:
+        """Looks at what may have become of the model since the last text."""
+        lean, compiled = self._aside if self.lean is None else (self.lean, self.compiled)
+        if lean is None:
+            return
+        # Where adapters or hooks have come into the model its own forward knows them; until they are gone.
+        reads = lean.reads(self.model)
+        if reads and not lean.is_current():
+            lean = LeanDecoder(self.model)
+            compiled = None if compiled is None else CompiledDecoder(lean)
+        self._aside = (None, None) if reads else (lean, compiled)
+        self.lean, self.compiled = (lean, compiled) if reads else (None, None)
 
     @torch.inference_mode()
     def _take_passes(self) -> None:

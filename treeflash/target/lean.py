@@ -24,6 +24,8 @@ _FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 # What such a model is made of: their classes, not classes made from them, and the library's own parts.
 _PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
 _OTHERS = (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU, SiLUActivation)
+# Values of a weight that tell whether it is still the same.
+_SAMPLED = 16
 # Rows up to which heads that share keys are folded into one product: a prompt's mask would grow too large.
 MOST_FOLDED = 256
 
@@ -43,6 +45,7 @@ class LeanDecoder:
         self._layers = [_Layer(layer, decoder.config) for layer in decoder.layers]
         self.head = Blocks([model.get_output_embeddings()])
         self._modules = list(model.modules())
+        self._sample = self._take_sample()
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self | None:
@@ -66,6 +69,23 @@ class LeanDecoder:
         modules = list(model.modules())
         same = len(modules) == len(self._modules) and all(map(operator.is_, modules, self._modules))
         return same and _is_plain_family(model)
+
+    def is_current(self) -> bool:
+        """Whether the weights are still what they were, by a few values of each.
+
+        Changes that torch counts are seen in each pass (`treeflash.layouts.Seen`); those through
+        `weight.data`, by which adapters are merged, are seen here alone.
+        """
+        return torch.equal(self._sample, self._take_sample())
+
+    def _take_sample(self) -> Tensor:
+        """A few values of each weight, bit by bit: what is no number is not equal to itself."""
+        weights = self.weights()
+        if weights[0].device.type != "cpu":
+            return torch.empty(0)  # nothing is made of them there
+        with torch.no_grad():
+            parts = [weight.flatten()[:: max(1, weight.numel() // _SAMPLED)] for weight in weights]
+            return torch.cat(parts).view(torch.uint8)
 
     def __call__(
         self,

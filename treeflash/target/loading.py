@@ -101,14 +101,16 @@ def load_target(
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             reason = first_line(error)
             raise InputError(f"{called} {str(name)!r} cannot be loaded: {reason}") from error
-        tokenizer = _tokenizer(name)
+        tokenizer, fault = _tokenizer(name)
     missing = sorted(report["missing_keys"])
     if missing:
         # The library fills them with random numbers.
         raise InputError(
             f"{called} {str(name)!r} cannot be loaded: tensors are missing: {', '.join(missing)}"
         )
-    return wrap_model(model.to(place).eval(), tokenizer, lean=lean, compiled=compiled)
+    target = wrap_model(model.to(place).eval(), tokenizer, lean=lean, compiled=compiled)
+    target.text_fault = fault
+    return target
 
 
 def torch_dtype(name: str) -> torch.dtype | str:
@@ -158,14 +160,16 @@ def torch_device(name: str) -> torch.device:
         ) from None
 
 
-def _tokenizer(name: str | Path) -> Any:
+def _tokenizer(name: str | Path) -> tuple[Any, str | None]:
+    """A model's tokenizer; or None, and what came of the attempt to load it."""
     folder = Path(name)
     if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
-        return None  # a target of token ids alone; for some families the library would make up an empty one
+        # A target of token ids alone; for some families the library would make up an empty one.
+        return None, None
     try:
-        return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, ImportError):
-        return None
+        return AutoTokenizer.from_pretrained(name), None
+    except (OSError, ValueError, ImportError) as error:
+        return None, first_line(error)
 
 
 @contextmanager

@@ -56,7 +56,7 @@ class Reading:
             inputs["logits_to_keep"] = 1
         with self.borrowed():
             logits: Tensor = self.model(**inputs).logits
-        return logits[:, -1:]
+        return logits[:, -1:, : self.vocab_size]
 
     @torch.no_grad()
     def read(
