@@ -1,7 +1,7 @@
 """The product: whatever is drafted, the text is the target's own."""
 
 from collections import Counter
-from functools import cache
+from functools import cache, partial
 
 import attrs
 import pytest
@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import Qwen3Config
 
+from treeflash import tree
 from treeflash.checkpoints.dflash_layout import DFlashFacts
 from treeflash.components.builders.frontier import Frontier
 from treeflash.components.builders.marginal import Marginal
@@ -25,6 +26,7 @@ from treeflash.components.selectors import chain, opt_tree
 from treeflash.components.selectors.chain import Chain
 from treeflash.components.selectors.cost_aware import CostAware
 from treeflash.components.selectors.opt_tree import OptTree
+from treeflash.components.verifiers import sdpa_tree
 from treeflash.costs import PassCosts
 from treeflash.engine import Decoder
 from treeflash.target import wrap_model
@@ -36,8 +38,9 @@ BLOCK = 8
 
 
 @cache
-def target_of(family, dtype, vocab_size, seed, device):
-    return wrap_model(tiny_model(family, vocab_size=vocab_size, seed=seed, dtype=dtype, device=device))
+def target_of(family, dtype, vocab_size, seed, reading, device):
+    model = tiny_model(family, vocab_size=vocab_size, seed=seed, dtype=dtype, device=device)
+    return wrap_model(model, lean=reading != "library", compiled=reading == "compiled")
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +73,7 @@ class Case:
     """One drawn composition, without what depends on the target."""
 
     family: str
+    reading: str
     dtype: torch.dtype
     vocab_size: int
     weights: int
@@ -88,6 +92,7 @@ class Case:
     budget: int
     branching: int
     children: int
+    least: float
 
 
 @st.composite
@@ -95,6 +100,7 @@ def cases(draw):
     vocab_size = draw(st.sampled_from([5, 40]))
     return Case(
         family=draw(st.sampled_from(sorted(FAMILIES))),
+        reading=draw(st.sampled_from(["lean", "lean", "library"])),
         dtype=draw(st.sampled_from([torch.float32, torch.float64])),
         vocab_size=vocab_size,
         weights=draw(st.integers(0, 1)),
@@ -113,6 +119,7 @@ def cases(draw):
         budget=draw(st.integers(0, 24)),
         branching=draw(st.sampled_from([1, 2, 4, 100])),
         children=draw(st.sampled_from([1, 2, 5, 100])),
+        least=draw(st.sampled_from([0.0, 0.0, 0.02, 0.5])),
     )
 
 
@@ -165,12 +172,13 @@ def compose(target, case, text):
     refiner = NoRefiner()
     builder = {
         "marginal": Marginal(),
-        "top-m": TopM(case.branching, case.children),
+        "top-m": TopM(case.branching, case.children, case.least),
         "frontier": Frontier(case.children),
     }[case.builder]
     if case.refiner != "none":
         refiner = random_refiner(target, case, width)
-        builder = TopM(case.branching, case.children) if case.builder == "marginal" else builder
+        if case.builder == "marginal":
+            builder = TopM(case.branching, case.children, case.least)
     # Passes that cost hardly more for a node, or nearly as much again; or a draft that never pays.
     costs = PassCosts([1, 25], [64], [[1.0, (1.0, 3.0, 20.0)[case.seed % 3]]])
     selector = {
@@ -182,7 +190,7 @@ def compose(target, case, text):
 
 
 def check(case, device, tally):
-    target = target_of(case.family, case.dtype, case.vocab_size, case.weights, device)
+    target = target_of(case.family, case.dtype, case.vocab_size, case.weights, case.reading, device)
     settings_of = {"temperature": case.temperature, "seed": case.seed}
     plain = reference_text(target.model, case.prompt, case.max_new_tokens, **settings_of)
     stop_ids = set() if case.stop_at is None else {plain[case.stop_at % len(plain)]}
@@ -227,6 +235,7 @@ LONG_ROPE = {
 }
 SWEEP = Case(
     family="llama",
+    reading="lean",
     dtype=torch.float32,
     vocab_size=40,
     weights=0,
@@ -245,6 +254,7 @@ SWEEP = Case(
     budget=15,
     branching=4,
     children=4,
+    least=0.0,
 )
 
 
@@ -260,9 +270,23 @@ def test_every_family(family, dtype, temperature, device, tally):
 def test_trees_with_empty_slots(case, device, tally):
     """As on a GPU, where trees are not cut to their nodes: the same on every device."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (opt_tree, chain):
+        for module in (opt_tree, chain, tree):
             patch.setattr(module, "trims", lambda device: False)
+        patch.setattr(sdpa_tree, "chooses_on_the_way", lambda device: False)
         check(case, device, tally)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(case=cases())
+def test_compiled_passes(case, device, tally):
+    """Graphs of one target, run as they are: what the compiler makes of them has a test of its own."""
+    only = {"family": "qwen3", "dtype": torch.float64, "vocab_size": 40, "weights": 0, "reading": "compiled"}
+    case = attrs.evolve(case, **only)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.compile", partial(torch.compile, backend="eager"))
+        check(case, device, tally)
+    compiled = target_of(*only.values(), device).compiled
+    assert (compiled.failed, compiled.outdated) == (False, False)
 
 
 @pytest.mark.parametrize("prompt_length", [3, 5, 8])
