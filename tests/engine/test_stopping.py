@@ -64,7 +64,7 @@ def test_several_stop_tokens(tiny_target, text):
 
 def test_tokens_past_a_stop_are_not_counted(tiny_target, text):
     end = first_use(text, 4)
-    result = oracle_decoder(tiny_target, text).generate(PROMPT, stop_ids=[text[4]])
+    result = oracle_decoder(tiny_target, text).generate(PROMPT, stop_ids=torch.tensor([text[4]]))
     assert result.statistics.block_efficiency == end / len(result.statistics.steps)
 
 
@@ -145,7 +145,10 @@ def test_token_zero_in_a_tree(device):
         ([-1], {}, r"token ids must be in 0..127, found -1"),
         ([[1, 2], [3, 4]], {}, r"one sequence at a time is decoded; expected .* found \[2, 2\]"),
         ([1.5], {}, "token ids must be integers"),
-        ([1], {"max_new_tokens": 0}, "max_new_tokens must be >= 1, found 0"),
+        ([1], {"max_new_tokens": 0}, "max_new_tokens must be an integer >= 1, found 0"),
+        ([1], {"max_new_tokens": 8.0}, "max_new_tokens must be an integer >= 1, found 8.0"),
+        ([1], {"stop_ids": 2}, "stop_ids must be token ids, found 2"),
+        ([1], {"stop_ids": "2"}, "stop_ids must be token ids, found '2'"),
         ([1], {"temperature": -1.0}, "temperature must be a finite number >= 0, found -1.0"),
         ([1], {"temperature": float("nan")}, "temperature must be a finite number >= 0, found nan"),
         ([1], {"seed": -3}, "seed must be"),
@@ -154,6 +157,22 @@ def test_token_zero_in_a_tree(device):
 def test_bad_input_is_one_clear_error(tiny_target, prompt, settings, message):
     with pytest.raises(InputError, match=message):
         Decoder(tiny_target).generate(torch.tensor(prompt) if prompt else prompt, **settings)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (
+            {"input_ids": [1], "attention_mask": [1]},
+            "expected token ids, found a mapping of input_ids, attention_mask",
+        ),
+        ([{1}], r"token ids must be one row of integers \(.*set"),
+        ("Ana", r"token ids must be one row of integers \("),
+    ],
+)
+def test_what_holds_no_token_ids(tiny_target, prompt, message):
+    with pytest.raises(InputError, match=message):
+        Decoder(tiny_target).generate(prompt)
 
 
 def test_limits_of_both_kinds():

@@ -1,7 +1,9 @@
 """A decoder: six parts that fit together, and the loop over them."""
 
+import operator
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import attrs
@@ -204,9 +206,11 @@ class Decoder:
             yield Emission(emitted, tree, acceptance.paths[0], steps[-1], reason, spent)
 
     def _prompt(self, token_ids: Sequence[int] | Tensor) -> Tensor:
+        if isinstance(token_ids, Mapping):
+            raise InputError(f"expected token ids, found a mapping of {', '.join(map(str, token_ids))}")
         try:
             prompt = torch.as_tensor(token_ids)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"token ids must be one row of integers ({first_line(error)})") from None
         if prompt.ndim == 1:
             prompt = prompt[None]
@@ -226,15 +230,15 @@ class Decoder:
         return prompt.to(device=self.target.device, dtype=torch.int64)
 
     def _stop_rule(self, prompt: Tensor, max_new_tokens: int, stop_ids: Sequence[int] | None) -> StopRule:
-        if max_new_tokens < 1:
-            raise InputError(f"max_new_tokens must be >= 1, found {max_new_tokens}")
+        if not isinstance(max_new_tokens, Integral) or max_new_tokens < 1:
+            raise InputError(f"max_new_tokens must be an integer >= 1, found {max_new_tokens!r}")
         limit = self.target.max_positions
         if limit is not None and prompt.shape[1] >= limit:
             raise InputError(
                 f"the prompt has {prompt.shape[1]} tokens, and the target's {limit} positions leave no room "
                 "for an answer"
             )
-        stops = self.target.stop_ids if stop_ids is None else stop_ids
+        stops = self.target.stop_ids if stop_ids is None else _token_ids(stop_ids)
         return StopRule.make(stops, prompt.shape[1], max_new_tokens, limit)
 
     @torch.inference_mode()
@@ -254,6 +258,14 @@ class Decoder:
         drafter.extend(state.drafter, prompt, output.taps, state.lengths)
         state.recent = torch.cat([prompt[:, -1:], chosen], dim=1)
         return state, chosen[:, 0].tolist()
+
+
+def _token_ids(stop_ids: Iterable[int]) -> list[int]:
+    """Stop ids as numbers: elements of a tensor are equal to them, and not found among them."""
+    try:
+        return [operator.index(token) for token in stop_ids]
+    except TypeError:
+        raise InputError(f"stop_ids must be token ids, found {stop_ids!r}") from None
 
 
 def misfits(used: Mapping[str, type[Any]], names: Mapping[str, str]) -> dict[str, str]:
