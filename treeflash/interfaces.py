@@ -177,9 +177,12 @@ class Refiner(Component, ABC):
 
     Attributes:
         history: Tokens of context it looks at: 0, 1 or 2.
+        candidates: Of each position's likeliest tokens, how many it scores anew, where it does not score all;
+            the others share what these leave, in the proportions of the backbone's own distribution.
     """
 
     history: ClassVar[int] = 1
+    candidates: int | None = None
 
     def bind(self, target: Target) -> None:
         """Meets the target whose drafts it will refine; called once, before anything else.

@@ -186,6 +186,7 @@ class BlockDraft:
     hidden: Tensor
     normed: Tensor
     head: DraftHead
+    _top: dict[int, tuple[Tensor, Tensor]] = attrs.field(factory=dict, init=False, repr=False)
 
     @property
     def depth(self) -> int:
@@ -200,7 +201,7 @@ class BlockDraft:
     def top_k(self, k: int) -> tuple[Tensor, Tensor]:
         """The likeliest tokens of every position by the backbone's own distribution.
 
-        The distributions are computed once, whoever asks.
+        Computed once, whoever asks: where a tree grows level by level, each level does.
 
         Args:
             k: How many; more than are scored gives all of these.
@@ -208,9 +209,11 @@ class BlockDraft:
         Returns:
             `ids` int64 and `log_probs` float32, `[B, P, k]`, by falling probability.
         """
-        logits, total = self._marginals
-        top, index = wide_top_k(logits, min(k, logits.shape[-1]))
-        return self.head.tokens(index), top - total
+        if k not in self._top:
+            logits, total = self._marginals
+            top, index = wide_top_k(logits, min(k, logits.shape[-1]))
+            self._top[k] = self.head.tokens(index), top - total
+        return self._top[k]
 
     def log_mass_outside(self, ids: Tensor) -> Tensor:
         """What the backbone's own distributions leave for other tokens.

@@ -143,6 +143,27 @@ def test_refined_distributions_are_given_the_true_previous_token(opened, text):
     assert list(distributions(arms[1].decoder, draft, ids[place - 1 : place + 8])) == ["backbone"]
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("recipe", ["tiny-treeflash", "tiny-treeflash-bilinear"])
+def test_tokens_that_are_not_scored_anew_keep_their_proportions(recipe, opened, text):
+    target, _ = opened
+    decoder = load(recipe, **ON_CPU, refiner={"candidates": 5})
+    place, ids = text.first + 6, text.token_ids
+    state = decoder.drafter.start(1, 200)
+    taps = torch.cat([text.states[layer][:place] for layer in decoder.drafter.tap_layers], dim=-1)[None]
+    decoder.drafter.extend(state, ids[None, :place], taps, torch.tensor([place]))
+    draft = decoder.drafter.propose(state, ids[None, place - 1 : place + 1], Limits(1, 7))
+    found = distributions(decoder, draft, ids[place - 1 : place + 8])
+    torch.testing.assert_close(found["refined"].sum(dim=1), torch.ones(7))
+    best, _ = draft.top_k(5)
+    ratios = found["refined"] / found["backbone"]
+    for depth in range(7):
+        anew = torch.zeros(target.vocab_size, dtype=torch.bool).index_fill_(0, best[0, depth], True)
+        others = ratios[depth, ~anew & (found["backbone"][depth] > 1e-6)]
+        torch.testing.assert_close(others, others[:1].expand_as(others), atol=0, rtol=1e-3)
+        assert float((ratios[depth, anew] - others[:1]).abs().max()) > 1e-3
+
+
 def test_conditionals_are_the_targets_own(target, text):
     state = target.start(1, 100, ())
     output = target.prefill(state, text.token_ids[None, :9])

@@ -114,6 +114,10 @@ def distributions(decoder: Decoder, draft: BlockDraft, tokens: Tensor) -> dict[s
     # Behind slot i stand the tokens 2 + i - history to 1 + i.
     window = (2 - history) + torch.arange(history, device=tokens.device)
     previous = tokens[slots[:, None] + window][None]
-    ids, log_probs = refiner.children(draft, slots, previous, head.width)
-    found["refined"] = torch.zeros_like(found["backbone"]).scatter_(1, ids[0], log_probs[0].exp())
+    scored_anew = head.width if refiner.candidates is None else min(refiner.candidates, head.width)
+    ids, log_probs = refiner.children(draft, slots, previous, scored_anew)
+    refined, others = log_probs[0].exp(), found["backbone"].scatter(1, ids[0], 0.0)
+    left = (1 - refined.sum(dim=1, keepdim=True)).clamp(min=0)
+    others *= left / others.sum(dim=1, keepdim=True).clamp(min=torch.finfo(others.dtype).tiny)
+    found["refined"] = others.scatter_(1, ids[0], refined)
     return found
