@@ -242,7 +242,26 @@ FAULTS = {
     ),
     "an override of nothing": (
         changed(('"selector.budget=5"]\n[arms.chain]', '"selector.budgt=5"]\n[arms.chain]')),
-        ["arms.ngram: ", "tiny-ddtree.toml: selector.budgt: unknown key; did you mean 'budget'"],
+        [
+            "arms.ngram: ",
+            "tiny-ddtree.toml (",
+            "overridden): selector.budgt: unknown key; did you mean 'budget'",
+        ],
+    ),
+    "an override of what a training leaves": (
+        changed(
+            ('"builder.use=marginal", "selector.use=chain"', '"builder.use=margin", "selectr.use=chain"'),
+            (
+                '"builder.use=top-m", "selector.budget=5"',
+                '"builder.use=top-m", "builder.branching=0", "selector.budgt=5"',
+            ),
+        ),
+        [
+            "arms.chain.set: unknown table [selectr]; did you mean 'selector'",
+            "arms.chain.set: builder.use: no builder is called 'margin'; did you mean 'marginal'",
+            "arms.tree.set: builder.branching: expected >= 1, found 0",
+            "arms.tree.set: selector.budgt: unknown key; did you mean 'budget'",
+        ],
     ),
     "an override of a training": (
         changed(('"train.steps=2", "data.batch_size=2"', '"train.steps=2", "data.batch_size=0"')),
@@ -323,7 +342,7 @@ def test_the_command(command, write, inputs, tmp_path, monkeypatch):
     # Its report is written last: what that needs is looked for first.
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, _, err = command("study", write(text), *words)
-    assert (status, "studies need more packages" in err, "treeflash[eval]" in err) == (2, True, True)
+    assert (status, "reports need more packages" in err, "treeflash[eval]" in err) == (2, True, True)
     assert not (tmp_path / "out").exists()
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from treeflash.cli.options import complete_study, progress_bar
+from treeflash.cli.options import complete_study, progress_bar, require_charts, resumable
 from treeflash.errors import TrainingError
 from treeflash.plugins import Registry
 
@@ -24,9 +24,8 @@ def study(study: str, prompts: Path, out: Path) -> None:
     It lets the target answer prompts, trains drafters on the answers, and measures arms side by side and
     along the answers held out. Whatever is there already is gone on with; OUT/report.html has everything.
     """
+    require_charts()
     try:
-        import matplotlib  # noqa: F401  # before hours of training, not behind them
-
         from treeflash.evaluation.study import Study
         from treeflash.evaluation.study_plan import StudyPlan
     except ImportError as error:
@@ -34,7 +33,7 @@ def study(study: str, prompts: Path, out: Path) -> None:
 
     registry = Registry.load()
     plan = StudyPlan.load(Path(study) if study.endswith(".toml") else registry.study(study), registry)
-    with progress_bar() as bar:
+    with resumable(), progress_bar() as bar:
         task = bar.add_task("study", total=None, figures="")
 
         def say(sentence: str) -> None:

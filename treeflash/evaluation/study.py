@@ -85,12 +85,13 @@ class Study:
         """The target's answers to each file of prompts."""
         checked = Recipe.load(plan.recipe, self.registry, {"target": self.plan.target})
         folders, target = [], None
-        for name in plan.prompts:
+        # All files first: one that is not there is to be missed before others are answered.
+        prompts = {name: read_prompts(self.inputs / name, plan.limit) for name in plan.prompts}
+        for name, read in prompts.items():
             folder = self._answered(name)
             folders.append(folder)
-            read = read_prompts(self.inputs / name, plan.limit)
             self.say(f"answers to {len(read)} prompts of {name}")
-            with blamed_on(checked.path):
+            with blamed_on(checked.name):
                 target = checked.load_target(self.registry) if target is None else target
             if not isinstance(target, HuggingFaceTarget):
                 raise InputError(f"expected a Hugging Face model to study, found {type(target).__name__}")

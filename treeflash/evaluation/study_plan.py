@@ -13,9 +13,9 @@ from treeflash.errors import RecipeError, TreeflashError, UnknownNameError, bull
 from treeflash.evaluation.arms import PLAIN
 from treeflash.evaluation.evaluate import even
 from treeflash.evaluation.prompt_sets import same_names
-from treeflash.plugins import Registry
-from treeflash.recipe import Recipe
-from treeflash.recipe_tables import merge, parse_overrides, sort_tables
+from treeflash.plugins import KINDS, Registry
+from treeflash.recipe import DEFAULTS, Recipe
+from treeflash.recipe_tables import merge, parse_overrides, sort_tables, used_class
 from treeflash.structuring import structure
 from treeflash.training.training_recipe import TrainingRecipe
 
@@ -215,6 +215,8 @@ class StudyPlan:
         if PLAIN in self.arms:
             faults.append(f"arms.{PLAIN}: expected another name, because plain decoding has it")
         for name, arm in self.arms.items():
+            if arm.trained is not None and arm.trained in self.trained:
+                faults += _wrong_overrides(f"arms.{name}", arm, self.trained[arm.trained], registry)
             if (arm.recipe is None) == (arm.trained is None):
                 faults.append(
                     f"arms.{name}: expected recipe or trained, found {'both' if arm.recipe else 'neither'}"
@@ -280,3 +282,24 @@ def _wrong_recipe(where: str, plan: Any, target: Mapping[str, Any], registry: Re
     except RecipeError as error:
         return [f"{where}: {error}"]
     return []
+
+
+def _wrong_overrides(where: str, arm: ArmPlan, plan: TrainingPlan, registry: Registry) -> list[str]:
+    """What is wrong with what is laid over the recipe that a training will leave."""
+    try:
+        laid_over = parse_overrides(arm.set)
+        left = TrainingRecipe.load(plan.recipe, registry, parse_overrides(plan.set)).decoding_tables()
+    except TreeflashError:
+        return []  # said of the training, or of `set`, already
+    faults: list[str] = []
+    tables = merge(merge(DEFAULTS, left), sort_tables(laid_over, ("target", *KINDS), faults))
+    for table, keys in laid_over.items():
+        found: list[str] = []
+        if table in KINDS and tables[table].get("use") != "none":
+            component = used_class(tables, table, table, registry, found)
+            rest = {key: value for key, value in tables[table].items() if key != "use"}
+            if component is not None:
+                structure(rest, component.options_class(), table, found)
+        # What the training itself will say is not there yet.
+        faults += [fault for fault in found if any(fault.startswith(f"{table}.{key}:") for key in keys)]
+    return [f"{where}.set: {fault}" for fault in faults]
