@@ -127,4 +127,9 @@ def _parse(row: Any, where: str, faults: list[str]) -> Prompt | None:
     ):
         faults.append(f"{where}: {form}: expected text, found {row[form]!r}")
         return None
+    try:
+        "".join(turns).encode()
+    except UnicodeEncodeError:  # half of a character, which JSON can spell
+        faults.append(f"{where}: {form}: expected text, found half of a surrogate pair in {row[form]!r}")
+        return None
     return Prompt(tuple(turns))

@@ -86,6 +86,14 @@ def test_a_fault_is_called_a_mismatch_and_not_gone_on_from(bench, opened):
     assert [runs[arm, 1].prompt_tokens for arm in (PLAIN, "careless")] == [len(asked)] * 2
 
 
+def test_a_conversation_that_outgrows_the_target_ends(bench, opened, monkeypatch):
+    target, arms = opened
+    first = len(target.text.encode_chat(SET.prompts[1].turns[0]))
+    monkeypatch.setattr(target, "max_positions", first + 30)
+    (line,) = bench(sets=[attrs.evolve(SET, prompts=SET.prompts[1:2])]).run()
+    assert [run.turn for run in line.runs] == [0] * len(arms)
+
+
 def test_the_stop_token_is_no_part_of_what_was_said():
     codec = types.SimpleNamespace(decode=list)
     for reason, kept in (("stop_token", [4, 5]), ("max_new_tokens", [4, 5, 6])):

@@ -58,6 +58,14 @@ def test_several_folders(write_data, tmp_path):
         Corpus.read([write_data(tmp_path / "none" / "two", DIGEST, ROWS[1:2])], DIGEST, 64, 32)
 
 
+def test_what_one_folder_holds_out_is_not_learned_from_another(write_data, tmp_path):
+    one = write_data(tmp_path / "one", DIGEST, [("train", [2], [5]), ("train", [3], [6])])
+    two = write_data(tmp_path / "two", DIGEST, [("train", [2], [5]), ("heldout", [3], [6])])
+    both = Corpus.read([one, two], DIGEST, 64, 32)
+    assert both.train == [Text([2], [5])] * 2
+    assert both.heldout == [Text([3], [6])]
+
+
 def test_fingerprint(read):
     first = read().fingerprint
     assert first == read().fingerprint

@@ -14,7 +14,8 @@ from treeflash.engine import Decoder
 from treeflash.errors import InputError
 from treeflash.prompts import Prompt, read_prompts
 from treeflash.training import folders
-from treeflash.training.answers import AnswerStore, split_of
+from treeflash.training.answers import AnswerRow, AnswerStore, split_of
+from treeflash.training.corpus import Corpus
 from treeflash.training.regeneration import RegenerationSettings, regenerate
 
 NAMES = ["Ana", "Ben", "Cho", "Dee", "Fay", "Hal", "Ina"]
@@ -54,6 +55,27 @@ def test_turns_are_answered_in_turn(tiny_target, tmp_path):
     rows = list(run(tiny_target, tmp_path / "data", [prompt]).rows())
     assert [row.turn for row in rows] == [0, 1]
     assert rows[1].prompt_ids == tiny_target.text.encode_chat(prompt.turns[0], rows[0].text, prompt.turns[1])
+
+
+def test_a_conversation_that_outgrows_the_target_ends(tiny_target, tmp_path, monkeypatch):
+    first = len(tiny_target.text.encode_chat("Ana has 3 coins."))
+    monkeypatch.setattr(tiny_target, "max_positions", first + 40)
+    prompts = [Prompt(("Ana has 3 coins.", "Ben " * 10, "Cho has 5.")), Prompt(("Dee has 4 coins.",))]
+    rows = list(run(tiny_target, tmp_path / "data", prompts).rows())
+    found = {(row.turn, bool(row.answer_ids), row.stop_reason == "position_limit") for row in rows}
+    assert found == {(0, True, False), (1, False, True), (2, False, True)}
+    assert AnswerStore(tmp_path / "data").manifest()["rows"] == len(rows) == 4
+    # What has no answer is no fault of the data.
+    corpus = Corpus.read([tmp_path / "data"], tiny_target.digest(), first + 30, 5)
+    assert len(corpus.train) + len(corpus.heldout) == 2
+
+
+def test_line_ends_within_an_answer_are_its_own(tmp_path):
+    store = AnswerStore(tmp_path)
+    texts = ["a\u2028b\u2029c", "d\x85e\x0bf\x1cg", "h\r\ni\n"]
+    rows = [AnswerRow(f"{number:016x}", 0, "train", [1], [2], text, "") for number, text in enumerate(texts)]
+    store.write(0, rows)
+    assert list(store.rows()) == rows
 
 
 class Stopped(Exception):
@@ -209,6 +231,7 @@ def test_read_from_the_shipped_forms(tmp_path):
         ('{"prompt": 3}', "line 2: prompt: expected text, found 3"),
         ('{"turns": []}', r"line 2: turns: expected text, found \[\]"),
         ('{"turns": ["a", null]}', "line 2: turns: expected text"),
+        (r'{"prompt": "a \ud83d b"}', "line 2: prompt: expected text, found half of a surrogate pair in 'a "),
     ],
 )
 def test_rows_without_text_are_faults(tmp_path, line, fault):

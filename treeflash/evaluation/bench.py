@@ -1,6 +1,7 @@
 """Recipes side by side: one target, the same prompts, one clock, prompt by prompt in turn."""
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -120,6 +121,8 @@ class Bench:
         for number, text in enumerate(prompt.turns):
             said.append(text)
             prompt_ids = codec.encode_chat(*said)
+            if number and len(prompt_ids) >= (self.target.max_positions or math.inf):
+                break  # a conversation that has outgrown the target
             answers, runs = dict[str, Recorded](), dict[str, Run]()
             for arm in order:
                 answers[arm.name], runs[arm.name] = self._answer(arm, prompt_ids, index, number)

@@ -33,7 +33,8 @@ class AnswerRow:
         turn: Which of its turns is answered, from 0.
         split: "train", or "heldout" for what training must not see.
         prompt_ids: Token ids of the conversation up to the answer.
-        answer_ids: Token ids of the answer, a stop token included.
+        answer_ids: Token ids of the answer, a stop token included; empty where the conversation had outgrown
+            the target.
         text: The answer as text.
         stop_reason: Why it ended.
     """
@@ -119,7 +120,8 @@ class AnswerStore:
             InputError: When a file is not what `write` wrote.
         """
         for path in sorted(self.folder.glob(_PATTERN)):
-            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            # Text has line ends of its own, which JSON does not escape: U+2028 for one.
+            for number, line in enumerate(path.read_text(encoding="utf-8").rstrip("\n").split("\n"), start=1):
                 try:
                     row = AnswerRow(**json.loads(line))
                 except (ValueError, TypeError) as error:

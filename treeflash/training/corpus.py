@@ -59,13 +59,13 @@ class Corpus:
             heldout_texts: Held-out texts to keep at most.
 
         Returns:
-            The corpus.
+            The corpus. A prompt that one directory holds out is not learned from another's answer to it.
 
         Raises:
             InputError: For a directory of another target or one that is not finished, a prompt that leaves
                 no room, or when there is nothing to train on or to measure on.
         """
-        train: list[Text] = []
+        learned: list[tuple[str, Text]] = []
         held: list[tuple[str, int, Text]] = []
         faults: list[str] = []
         for folder in folders:
@@ -84,24 +84,27 @@ class Corpus:
                     "made it again, to finish it"
                 )
             for row in rows:
+                if not row.answer_ids:
+                    continue
                 if len(row.prompt_ids) >= length:
                     faults.append(f"{folder}: prompt {row.key} has {len(row.prompt_ids)} tokens")
-                elif not row.answer_ids:
-                    continue
                 elif row.split == "train":
-                    train.append(_text(row, length))
+                    learned.append((row.key, _text(row, length)))
                 else:
                     held.append((row.key, row.turn, _text(row, length)))
         if faults:
             headline = f"prompts that leave no room in data.length = {length}"
             raise InputError(bullet_list(headline, faults, most=_SHOWN_FAULTS))
+        # Directories may hold different shares of the same prompts out.
+        kept_out = {key for key, *_ in held}
+        train = [text for key, text in learned if key not in kept_out]
         named = ", ".join(map(str, folders))
         if not train:
             raise InputError(f"{named}: expected answers to train on, found none")
         if not held:
             raise InputError(
                 f"{named}: expected held-out answers to measure on, found none; regenerate with a greater "
-                "--heldout"
+                "--heldout (in a study, answers.heldout)"
             )
         # By key, which is a hash: some of every directory, of prompts long and short.
         heldout = [text for *_, text in sorted(held, key=lambda entry: entry[:2])][:heldout_texts]

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from treeflash.engine.stopping import POSITION_LIMIT
 from treeflash.errors import InputError, bullet_list
 from treeflash.prompts import Prompt
 from treeflash.target import HuggingFaceTarget
@@ -121,14 +122,29 @@ def _answer(
     settings: RegenerationSettings,
     on_tokens: Callable[[int], None],
 ) -> list[AnswerRow]:
-    """Answers the turns of a batch, each turn of all its prompts together."""
+    """Answers the turns of a batch, each turn of all its prompts together.
+
+    A conversation that has outgrown the target ends there: its other answers are empty.
+    """
     rows: list[AnswerRow] = []
+    limit = target.max_positions
     said: dict[str, list[str]] = {prompt.key: [] for prompt in batch}
     for turn in range(max(len(prompt.turns) for prompt in batch)):
-        speaking = [prompt for prompt in batch if turn < len(prompt.turns)]
-        for prompt in speaking:
-            said[prompt.key].append(prompt.turns[turn])
-        encoded = [codec.encode_chat(*said[prompt.key]) for prompt in speaking]
+        speaking, encoded = list[Prompt](), list[list[int]]()
+        for prompt in batch:
+            if turn >= len(prompt.turns):
+                continue
+            goes_on = len(said[prompt.key]) == 2 * turn
+            ids = codec.encode_chat(*said[prompt.key], prompt.turns[turn]) if goes_on else []
+            if goes_on and (limit is None or len(ids) < limit):
+                said[prompt.key].append(prompt.turns[turn])
+                speaking.append(prompt)
+                encoded.append(ids)
+            else:
+                split = split_of(prompt.key, settings.heldout)
+                rows.append(AnswerRow(prompt.key, turn, split, ids, [], "", POSITION_LIMIT))
+        if not speaking:
+            continue
         answers = decode_batch(
             target,
             encoded,
