@@ -1,10 +1,13 @@
 """Where things are kept, and that they are whole."""
 
+from pathlib import Path
+
 import platformdirs
 import pytest
 
 from treeflash.errors import InputError
 from treeflash.files import cache_folder, write_atomically
+from treeflash.training.folders import write_folder
 
 
 def test_the_cache_is_the_users_or_the_one_named(monkeypatch, tmp_path):
@@ -27,3 +30,23 @@ def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path):
         write_atomically(tmp_path / "none" / "a", "x")
     assert path.read_text() == "before"
     assert {entry.name for entry in tmp_path.iterdir()} == {"a", "folder"}
+
+
+def test_a_folder_that_cannot_be_put_in_place_leaves_the_one_before(tmp_path, monkeypatch):
+    def fill(folder):
+        (folder / "a").write_text("after")
+
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "a").write_text("before")
+    rename = Path.rename
+
+    def fail(path, target):
+        if path.name.endswith(".partial"):
+            raise OSError("the disk is gone")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(InputError, match="cannot be written"):
+        write_folder(tmp_path / "kept", fill)
+    assert (tmp_path / "kept" / "a").read_text() == "before"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["kept"]

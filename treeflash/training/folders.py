@@ -43,11 +43,11 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
         partial.rename(path)
         shutil.rmtree(before, ignore_errors=True)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise InputError(f"{path}: cannot be written ({error}); what was written before is whole") from None
-    except BaseException:
+    finally:
+        if before.exists() and not path.exists():
+            before.rename(path)
         shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def make_folder(folder: Path) -> None:
