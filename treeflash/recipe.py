@@ -72,11 +72,13 @@ class Recipe:
 
     Attributes:
         path: The file.
+        name: What messages call it: the file, and what was laid over it.
         target: What to decode.
         parts: The components by kind; a builder and refiner are there when the drafter needs them.
     """
 
     path: Path
+    name: str = attrs.field(eq=False)
     target: TargetOptions
     parts: Mapping[str, Part]
 
@@ -98,16 +100,16 @@ class Recipe:
             UnknownNameError: When there is no such recipe.
             RecipeError: Listing every fault.
         """
-        path, written = open_tables(name, registry, overrides)
-        if "train" in written:
+        written = open_tables(name, registry, overrides)
+        if "train" in written.tables:
             raise RecipeError(
-                f"{path}: this recipe trains a drafter (treeflash train); expected one that decodes, like "
-                "the one that such a run leaves beside the drafter"
+                f"{written.name}: this recipe trains a drafter (treeflash train); expected one that decodes, "
+                "like the one that such a run leaves beside the drafter"
             )
         faults: list[str] = []
-        tables = sort_tables(merge(DEFAULTS, written), _TABLES, faults)
+        tables = sort_tables(merge(DEFAULTS, written.tables), _TABLES, faults)
         target = structure(tables.get("target", {}), TargetOptions, "target", faults)
-        if "drafter" not in written:
+        if "drafter" not in written.tables:
             faults.append('[drafter]: expected a table with a key use (use = "none" decodes plainly)')
         others = len(faults)
         used = _components(tables, registry, faults)
@@ -119,8 +121,8 @@ class Recipe:
             options = structure(rest, component.options_class(), kind, faults)
             parts[kind] = Part(tables[kind]["use"], component, options)
         if faults or target is None:
-            raise RecipeError(bullet_list(str(path), faults))
-        return cls(path, target, parts)
+            raise RecipeError(bullet_list(written.name, faults))
+        return cls(written.path, written.name, target, parts)
 
     def build(self, registry: Registry, target: Target | None = None) -> Decoder:
         """Loads the models and puts the parts together.
@@ -136,7 +138,7 @@ class Recipe:
             TreeflashError: When a model or checkpoint is not to be had or does not fit; the message
                 names the recipe.
         """
-        with blamed_on(self.path):
+        with blamed_on(self.name):
             target = self.load_target(registry) if target is None else target
             checkpoint = getattr(self.parts["drafter"].options, "checkpoint", None)
             components = {}

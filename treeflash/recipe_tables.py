@@ -36,9 +36,29 @@ def find(name: str | Path, registry: Registry) -> Path:
     return registry.recipe(name)
 
 
+@attrs.frozen
+class Written:
+    """What a recipe says, unchecked.
+
+    Attributes:
+        path: The file.
+        tables: Its tables, with those of what it extends below them and overrides above.
+        overridden: The keys that overrides gave, as `table.key`.
+    """
+
+    path: Path
+    tables: dict[str, Any]
+    overridden: Sequence[str]
+
+    @property
+    def name(self) -> str:
+        """What messages call it: the file does not say what was laid over it."""
+        return f"{self.path} ({', '.join(self.overridden)} overridden)" if self.overridden else str(self.path)
+
+
 def open_tables(
     name: str | Path, registry: Registry, overrides: Mapping[str, Mapping[str, Any]] | None
-) -> tuple[Path, dict[str, Any]]:
+) -> Written:
     """Finds a recipe and reads what it says.
 
     Args:
@@ -47,14 +67,17 @@ def open_tables(
         overrides: Tables laid over the file's.
 
     Returns:
-        The file, and its tables, unchecked.
+        What is written.
 
     Raises:
         UnknownNameError: When there is no such recipe.
         RecipeError: When it cannot be read.
     """
-    path = find(name, registry)
-    return path, merge(merged(read_layers(path, registry)), overrides or {})
+    path, over = find(name, registry), overrides or {}
+    overridden = [
+        f"{table}.{key}" for table, keys in over.items() if isinstance(keys, Mapping) for key in keys
+    ]
+    return Written(path, merge(merged(read_layers(path, registry)), over), overridden)
 
 
 def sort_tables(

@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 
 from treeflash.components.selectors.chain import Chain
 from treeflash.components.selectors.opt_tree import OptTree
-from treeflash.errors import RecipeError, UnknownNameError
+from treeflash.errors import RecipeError, TreeflashError, UnknownNameError
 from treeflash.plugins import Registry
 from treeflash.recipe import Recipe
-from treeflash.recipe_tables import merge, parse_overrides
+from treeflash.recipe_tables import find, merge, parse_overrides
+from treeflash.training.training_recipe import TrainingRecipe
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +248,16 @@ def test_faults_in_overrides_are_reported_like_the_files(registry):
         Recipe.load("tiny-ddtree", registry, overrides)
     assert "selector.budgt: unknown key" in str(error.value)
     assert "drafter.temperature: expected a number, found 'warm'" in str(error.value)
+    assert "tiny-ddtree.toml (selector.budgt, drafter.temperature overridden): 2 faults" in str(error.value)
+
+
+def test_what_is_not_to_be_had_is_blamed_on_overrides_too(registry, tmp_path):
+    model = {"target": {"model": str(tmp_path / "nowhere")}}
+    for name, load in (("tiny-plain", Recipe.load), ("tiny-train", TrainingRecipe.load)):
+        assert load(name, registry, model).name == f"{find(name, registry)} (target.model overridden)"
+        assert load(name, registry).name == str(find(name, registry))
+    with pytest.raises(TreeflashError, match=r"tiny-plain.toml \(target.model overridden\): target.model: "):
+        Recipe.load("tiny-plain", registry, model).build(registry)
 
 
 def test_options_of_a_default_component_can_be_set_alone(registry):

@@ -20,7 +20,7 @@ REGISTRY = Registry.load()
 FILES = {
     path.stem: path for path in sorted(treeflash_recipes().rglob("*.toml")) if path.parent.name != "studies"
 }
-TRAINING = [name for name in FILES if "train" in open_tables(name, REGISTRY, None)[1]]
+TRAINING = [name for name in FILES if "train" in open_tables(name, REGISTRY, None).tables]
 SHIPPED = [name for name in FILES if name not in TRAINING]
 TINY = ["tiny-plain", "tiny-dflash", "tiny-ddtree", "tiny-treeflash"]
 

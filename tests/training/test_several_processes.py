@@ -14,12 +14,13 @@ SETTINGS = {
     "data": {"states": "compute", "heldout_texts": 2, "length": 100},
     "train": {"steps": 4, "evaluate_every": 3, "save_every": 2, "average": 0.5},
 }
-# Three runs for the price of one start: the last goes on from the middle of the second.
+# Four runs for the price of one start: the third goes on from the middle of the second, the last is refused.
 SCRIPT = """
 import os, shutil, sys, warnings
 from pathlib import Path
 import torch
 from treeflash.cli import commands
+from treeflash.errors import InputError
 
 data, out, *settings = sys.argv[1:]
 options = [word for setting in settings for word in ("-o", setting)]
@@ -37,6 +38,10 @@ if os.environ["RANK"] == "0":
     shutil.rmtree(shared / "checkpoints" / "step-00000004")
 torch.distributed.barrier()
 train("shared", "-o", "train.shard=true")
+try:
+    train("shared", "-o", "train.shard=true", "-o", "optimizer.clip=2.0")
+except InputError as error:
+    print(f"process {os.environ['RANK']} ends: {str(error).splitlines()[0]}")
 torch.distributed.destroy_process_group()
 """
 
@@ -116,3 +121,10 @@ def test_one_of_them_speaks(together):
         f"decode with it: treeflash generate {out}/{way}/drafter/recipe.toml ..."
         for way in ("copies", "shared", "shared")
     ]
+
+
+def test_what_the_first_refuses_ends_all(together):
+    out, said = together
+    lines = sorted(line for line in said.splitlines() if " ends: " in line)
+    fault = f"{out}/shared was begun with other settings: optimizer.clip: expected None as before, found 2.0"
+    assert lines == [f"process {rank} ends: {fault}" for rank in (0, 1)]

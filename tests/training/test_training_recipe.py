@@ -54,7 +54,7 @@ def test_every_fault_is_in_the_one_message(faults):
         "data.length: expected an integer, found 'long'",
     ):
         assert fault in message
-    assert "tiny-train.toml: 8 faults" in message
+    assert " overridden): 8 faults" in message
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_every_fault_is_in_the_one_message(faults):
 )
 def test_values_out_of_range(faults, table, key, value, expected):
     message = faults(**{table: {key: value}})
-    assert f"tiny-train.toml: {table}.{key}: " in message
+    assert f"tiny-train.toml ({table}.{key} overridden): {table}.{key}: " in message
     assert expected in message
 
 

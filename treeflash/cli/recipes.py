@@ -81,8 +81,8 @@ def check(names: tuple[str, ...], overrides: tuple[str, ...]) -> None:
     wrong = 0
     for name in names or sorted(registry.recipes):
         try:
-            _, tables = open_tables(name, registry, over)
-            kind = TrainingRecipe if "train" in tables else Recipe
+            trains = "train" in open_tables(name, registry, over).tables
+            kind = TrainingRecipe if trains else Recipe
             kind.load(name, registry, over)
             click.echo(f"{name}: right")
         except TreeflashError as error:

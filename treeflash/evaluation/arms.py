@@ -98,7 +98,7 @@ def open_arms(
                 f"arm {arm.name}: expected the target of {asked[0].name}, {_spelled(first)}, found "
                 f"{_spelled(recipe)}; -o target.model=... gives all the same"
             )
-    with blamed_on(first.path):
+    with blamed_on(first.name):
         target = first.load_target(registry)
     if not isinstance(target, HuggingFaceTarget):
         raise InputError(f"expected a Hugging Face model to measure, found {type(target).__name__}")

@@ -1,16 +1,17 @@
 """One process, several with a copy of the weights each, or several that share them out (FSDP2)."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, broadcast_object_list
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
-from treeflash.errors import InputError
+from treeflash.errors import InputError, TreeflashError
 from treeflash.trainable import Trainable
 
 
@@ -42,6 +43,28 @@ def start_process(device: str, *, shard: bool) -> tuple[Accelerator, str]:
     if device != "auto":
         return accelerator, device
     return accelerator, "cpu" if on_cpu else str(accelerator.device)
+
+
+def by_the_first(accelerator: Accelerator, task: Callable[[], object]) -> None:
+    """Lets the first process do something that the others wait for.
+
+    Args:
+        accelerator: Of this process.
+        task: What it does.
+
+    Raises:
+        TreeflashError: What the task raised, in all processes: none waits for one that is gone.
+    """
+    faults: list[TreeflashError | None] = [None]
+    if accelerator.is_main_process:
+        try:
+            task()
+        except TreeflashError as error:
+            faults = [error]
+    if accelerator.num_processes > 1:
+        broadcast_object_list(faults)
+    if faults[0] is not None:
+        raise faults[0]
 
 
 def distribute(trainable: Trainable, accelerator: Accelerator, *, shard: bool) -> Any:

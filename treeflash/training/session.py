@@ -19,7 +19,7 @@ from treeflash.recipe import open_target
 from treeflash.trainable import Trainable, TrainContext, TrainingTarget
 from treeflash.training.checkpointing import Snapshots
 from treeflash.training.corpus import Corpus
-from treeflash.training.distribution import start_process
+from treeflash.training.distribution import by_the_first, start_process
 from treeflash.training.draws import weights_generator
 from treeflash.training.folders import begin
 from treeflash.training.measuring import HeldOut
@@ -77,28 +77,27 @@ def train(
     """
     accelerator, place = start_process(recipe.target.device, shard=recipe.train.shard)
     listener = listener if accelerator.is_main_process and listener is not None else Listener()
-    with blamed_on(recipe.path):
-        target = open_target(attrs.evolve(recipe.target, device=place), registry)
+    with blamed_on(recipe.name):
+        # No pass of a training is one that is compiled.
+        target = open_target(attrs.evolve(recipe.target, device=place, compile=False), registry)
     weights = target.digest()
     corpus = Corpus.read(folders, weights, recipe.data.length, recipe.data.heldout_texts)
     corpus.check_tokens(target.vocab_size)
     check_labels(target, corpus.train[0])
     size = recipe.loss_settings.shortlist
     columns = corpus.shortlist(size, target.vocab_size) if 0 < size < target.vocab_size else None
-    with blamed_on(recipe.path):
+    with blamed_on(recipe.name):
         trainable = _start(recipe, target, corpus, columns)
     trained = sum(weight.numel() for weight in trainable.parameters() if weight.requires_grad)
     parameters = sum(weight.numel() for weight in trainable.parameters())
     states = _states(recipe, trainable, corpus, out, accelerator, listener)
-    if accelerator.is_main_process:
-        facts = {
-            "answers": corpus.fingerprint,
-            "target_weights": weights,
-            "first_weights": digest(trainable),
-            "processes": accelerator.num_processes,
-        }
-        begin_run(out, recipe.tables, facts, Snapshots.of_run(out).last_step())
-    accelerator.wait_for_everyone()
+    facts = {
+        "answers": corpus.fingerprint,
+        "target_weights": weights,
+        "first_weights": digest(trainable),
+        "processes": accelerator.num_processes,
+    }
+    by_the_first(accelerator, lambda: begin_run(out, recipe.tables, facts, Snapshots.of_run(out).last_step()))
     listener.say(
         f"{len(corpus.train)} texts to train on, {len(corpus.heldout)} to measure on; "
         f"{trained / 1e6:.1f} of {parameters / 1e6:.1f} million weights are trained"
@@ -185,16 +184,18 @@ def _states(
         return computed
     folder = recipe.data.states_folder
     cached = CachedStates(computed, out / "states" if folder is None else Path(folder), corpus.texts)
-    if accelerator.is_main_process:
-        manifest: Mapping[str, Any] = {
-            "target": target.digest(),
-            "dtype": str(target.dtype),
-            "data": corpus.fingerprint,
-            "tap_layers": list(trainable.tap_layers),
-        }
+    manifest: Mapping[str, Any] = {
+        "target": target.digest(),
+        "dtype": str(target.dtype),
+        "data": corpus.fingerprint,
+        "tap_layers": list(trainable.tap_layers),
+    }
+
+    def prepare() -> None:
         begin(cached.folder, STATES, manifest)
         cached.check_room()
-    accelerator.wait_for_everyone()
+
+    by_the_first(accelerator, prepare)
     if cached.missing():
         listener.say(f"the target's states take {decimal(cached.size())} in {cached.folder}")
         total, done = sum(text.length for text in corpus.texts), 0

@@ -29,7 +29,7 @@ class TrainingRecipe:
     """A checked training recipe.
 
     Attributes:
-        path: The file.
+        name: What messages call it: the file, and what was laid over it.
         tables: What it says, with what it extends and what was laid over it.
         target: What the drafter is for.
         trainable: The class that trains the drafter.
@@ -44,7 +44,7 @@ class TrainingRecipe:
         optimizer: `[optimizer]`.
     """
 
-    path: Path
+    name: str = attrs.field(eq=False)
     tables: Mapping[str, Any]
     target: TargetOptions
     trainable: type[Any]
@@ -76,10 +76,10 @@ class TrainingRecipe:
             UnknownNameError: When there is no such recipe.
             RecipeError: Listing every fault.
         """
-        path, written = open_tables(name, registry, overrides)
+        written = open_tables(name, registry, overrides)
         faults: list[str] = []
-        tables = sort_tables(merge(_DEFAULTS, written), _TABLES, faults)
-        if "train" not in written:
+        tables = sort_tables(merge(_DEFAULTS, written.tables), _TABLES, faults)
+        if "train" not in written.tables:
             faults.append(
                 "[train]: expected a table with a key steps: this recipe decodes, it does not train"
             )
@@ -103,9 +103,9 @@ class TrainingRecipe:
         loss_settings = structure(common, LossSettings, "loss", faults)
         loss_options = _options({"loss": own}, "loss", loss and loss.options_class(), faults)
         if faults or loss_settings is None or loss is None or trainable is None:
-            raise RecipeError(bullet_list(str(path), faults))
+            raise RecipeError(bullet_list(written.name, faults))
         return cls(
-            path=path,
+            name=written.name,
             tables=tables,
             trainable=trainable,
             trainable_options=trainable_options,

@@ -177,7 +177,7 @@ def test_options_out_of_range_are_named():
         treeflash.load("ngram", drafter=options)
     message = str(error.value)
     for fault in (
-        "ngram.toml: 4 faults",
+        " overridden): 4 faults",
         "drafter.longes: unknown key; did you mean 'longest'? (known: children, depth, longest)",
         "drafter.longest: expected >= 1, found 0",
         "drafter.depth: expected >= 1, found 0",
