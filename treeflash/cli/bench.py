@@ -8,7 +8,14 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from treeflash.cli.options import dtype_option, laid_over, overrides_option, progress_bar, require_charts
+from treeflash.cli.options import (
+    dtype_option,
+    laid_over,
+    overrides_option,
+    progress_bar,
+    require_charts,
+    resumable,
+)
 from treeflash.errors import InputError
 from treeflash.plugins import Registry
 from treeflash.sampling import MAX_SEED
@@ -91,7 +98,7 @@ def bench(
     # On a CPU stages are timed always.
     timed = time_stages or (profiled and target.device.type != "cpu")
     settings = BenchSettings(max_new_tokens, temperature, seed, timed)
-    with progress_bar() as bar:
+    with resumable(), progress_bar() as bar:
         task = bar.add_task("prompts", total=None, figures="")
         measured = Bench(
             target,

@@ -1,6 +1,8 @@
 """Options that several commands share."""
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -58,7 +60,7 @@ def laid_over(overrides: Sequence[str], dtype: str | None) -> dict[str, Any]:
 
     Args:
         overrides: Of `-o`.
-        dtype: Of `--dtype`; what `-o` says goes before it.
+        dtype: Of `--dtype`; where `-o` says another, that counts.
 
     Returns:
         The tables.
@@ -79,6 +81,16 @@ def progress_bar(*, quiet: bool = False) -> Progress:
     )
     console = Console(stderr=True, quiet=quiet)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """For what goes on where it was: says so to whoever stops it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo("treeflash: stopped; the same command goes on from here", err=True)
+        sys.exit(130)
 
 
 def require_charts() -> None:

@@ -4,7 +4,14 @@ from pathlib import Path
 
 import click
 
-from treeflash.cli.options import dtype_option, laid_over, overrides_option, progress_bar, recipe_argument
+from treeflash.cli.options import (
+    dtype_option,
+    laid_over,
+    overrides_option,
+    progress_bar,
+    recipe_argument,
+    resumable,
+)
 from treeflash.errors import InputError
 from treeflash.plugins import Registry
 from treeflash.prompts import read_prompts
@@ -44,8 +51,8 @@ def regenerate(
 ) -> None:
     """Write the answers of RECIPE's target to every prompt of a file into a data directory.
 
-    A line of the file is an object with `turns`, `prompt`, `question` or `text`. A run that was stopped goes
-    on where it was when started again with the same settings.
+    A line of the file is an object with `turns`, `prompt`, `question`, `problem` or `text`. A run that was
+    stopped goes on where it was when started again with the same settings.
     """
     read = read_prompts(prompts, limit)
     registry = Registry.load()
@@ -54,7 +61,7 @@ def regenerate(
     if not isinstance(target, HuggingFaceTarget):
         raise InputError(f"expected a Hugging Face model to regenerate with, found {type(target).__name__}")
     settings = RegenerationSettings(max_new_tokens, temperature, seed, heldout, batch_size)
-    with progress_bar() as bar:
+    with resumable(), progress_bar() as bar:
         task = bar.add_task("answers", total=None, figures="")
 
         def show(progress: Progress) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from treeflash.cli.options import overrides_option, progress_bar, recipe_argument
+from treeflash.cli.options import overrides_option, progress_bar, recipe_argument, resumable
 from treeflash.errors import TrainingError
 from treeflash.plugins import Registry
 from treeflash.recipe_tables import parse_overrides
@@ -42,7 +42,7 @@ def train(recipe: str, folders: tuple[Path, ...], out: Path, overrides: tuple[st
     registry = Registry.load()
     checked = TrainingRecipe.load(recipe, registry, parse_overrides(overrides))
     speaks = os.environ.get("RANK", "0") == "0"  # of several processes, one
-    with progress_bar(quiet=not speaks) as bar:
+    with resumable(), progress_bar(quiet=not speaks) as bar:
         task = bar.add_task("preparing", total=None, figures="")
 
         def on_states(done: int, total: int) -> None:
