@@ -6,7 +6,7 @@ import treeflash
 
 project = "treeflash"
 author = "the treeflash authors"
-copyright = "2025, the treeflash authors"
+copyright = "2026, the treeflash authors"
 version = release = treeflash.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]

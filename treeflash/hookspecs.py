@@ -89,7 +89,7 @@ def treeflash_targets() -> Mapping[str, Callable[[], Path]]:  # type: ignore[emp
 
 @hookspec
 def treeflash_recipes() -> Path:  # type: ignore[empty-body]
-    """Adds recipes, and studies in a folder called studies among them.
+    """Adds recipes; files in a folder `studies` below are studies.
 
     Returns:
         A folder of TOML files, each found by its name without the ending.

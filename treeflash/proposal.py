@@ -9,7 +9,8 @@ from torch import Tensor
 
 from treeflash.types import Transitions
 
-_TOKEN_BITS = 31
+# Handles have tokens in them, a part of so many bits each.
+TOKEN_BITS = 31
 
 
 @attrs.frozen(eq=False)
@@ -149,8 +150,8 @@ class FrontierProposal(Proposal):
         alive = handles.clamp(min=0)
         if self.history == 0:
             alive = alive[:, :1]  # all nodes of a level share one distribution
-        mask = (1 << _TOKEN_BITS) - 1
-        shifts = [_TOKEN_BITS * back for back in reversed(range(self.history))]
+        mask = (1 << TOKEN_BITS) - 1
+        shifts = [TOKEN_BITS * back for back in reversed(range(self.history))]
         tokens = [(alive >> shift) & mask for shift in shifts]
         contexts = torch.stack(tokens, dim=-1) if tokens else alive[..., None][..., :0]
         slots = torch.full((contexts.shape[1],), depth - 1, device=handles.device)
@@ -165,4 +166,4 @@ class FrontierProposal(Proposal):
             return torch.zeros_like(handles + tokens)
         if self.history == 1:
             return tokens.expand_as(handles + tokens)
-        return ((handles & ((1 << _TOKEN_BITS) - 1)) << _TOKEN_BITS) | tokens
+        return ((handles & ((1 << TOKEN_BITS) - 1)) << TOKEN_BITS) | tokens

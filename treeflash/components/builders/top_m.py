@@ -21,9 +21,9 @@ class TopM(TreeBuilder):
     Attributes:
         branching: Contexts per depth, M.
         children: Children kept per context, K.
-        least: Contexts behind a token of less probability are left out, the likeliest excepted. No node
-            that ends in a token is likelier than the token itself, so that below the weight of a tree's last
-            node they are work for nothing.
+        least: Contexts behind a token of less probability are left out, the likeliest excepted. By the
+            backbone no node that ends in a token is likelier than the token itself, so that below the weight
+            of a tree's last node they are seldom worth the work.
     """
 
     branching: int = attrs.field(default=16, validator=ge(1))

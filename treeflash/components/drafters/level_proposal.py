@@ -6,13 +6,11 @@ import attrs
 import torch
 from torch import Tensor
 
-from treeflash.proposal import Children, Proposal
+from treeflash.proposal import TOKEN_BITS, Children, Proposal
 from treeflash.target import HuggingFaceTarget
 from treeflash.target.hugging_face import TargetState
 from treeflash.tree import TokenTree
 from treeflash.types import DraftHead
-
-_TOKEN_BITS = 31
 
 
 @attrs.define(eq=False)
@@ -115,10 +113,10 @@ class LevelProposal(Proposal):
         token_ids, log_probs = self.head.top_k(logits, self.width)
         size, count = self.read.tree.size, handles.shape[1]
         rows = torch.arange(size - count, size, device=handles.device)[None, :, None]
-        below = rows << _TOKEN_BITS | token_ids if depth < self.depth else torch.full_like(token_ids, -1)
+        below = rows << TOKEN_BITS | token_ids if depth < self.depth else torch.full_like(token_ids, -1)
         return Children(token_ids, log_probs, below)
 
     def _read(self, handles: Tensor) -> Tensor:
-        parents = handles >> _TOKEN_BITS  # of -1 as well: -1
-        token_ids = (handles & ((1 << _TOKEN_BITS) - 1)).masked_fill(handles < 0, 0)
+        parents = handles >> TOKEN_BITS  # of -1 as well: -1
+        token_ids = (handles & ((1 << TOKEN_BITS) - 1)).masked_fill(handles < 0, 0)
         return self.read.deepen(parents, token_ids)

@@ -39,7 +39,7 @@ class SwiGluNetwork(nn.Module):
 class SwiGlu(HiddenRefiner):
     """Adds `d(silu(gate) * up)` of the previous token's embedding and the hidden state.
 
-    Source: TreeFlash, AR approximation.
+    Source: TreeFlash, AR approximation (arXiv:2606.03819).
     """
 
     layout: ClassVar[str] = "swiglu"

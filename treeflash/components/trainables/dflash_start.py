@@ -37,7 +37,8 @@ class DFlashSizes:
         head_dim: The target's when not given.
         target_layer_ids: Layers whose outputs are the context, 0-based; when not given, up to 5 spread evenly
             from the second to the third from last.
-        mask_token_id: Fills the positions to draft: best a token that texts do not hold.
+        mask_token_id: Fills the positions to draft: best a token that texts do not hold. Required without a
+            checkpoint.
     """
 
     checkpoint: str | None = None
