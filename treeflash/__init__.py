@@ -3,10 +3,15 @@
 The text is exactly what the target alone would have written; only the time changes.
 """
 
-from treeflash.engine import Decoder, Generation
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from treeflash.errors import TreeflashError
-from treeflash.recipe import load
-from treeflash.target import HuggingFaceTarget, load_target, wrap_model
+
+if TYPE_CHECKING:
+    from treeflash.engine import Decoder, Generation
+    from treeflash.recipe import load
+    from treeflash.target import HuggingFaceTarget, load_target, wrap_model
 
 __version__ = "0.1.0"
 
@@ -19,3 +24,21 @@ __all__ = [
     "load_target",
     "wrap_model",
 ]
+
+# What needs torch is imported when it is first asked for: the help of a command does without.
+_HOMES = {
+    "Decoder": "treeflash.engine",
+    "Generation": "treeflash.engine",
+    "HuggingFaceTarget": "treeflash.target",
+    "load": "treeflash.recipe",
+    "load_target": "treeflash.target",
+    "wrap_model": "treeflash.target",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 import treeflash
-from treeflash.cli import main
+from treeflash.cli import commands, main
 
 PROMPT = "Ana has 7 apples."
 
@@ -140,3 +141,24 @@ def test_the_console_script_refuses():
     assert done.stderr.startswith("treeflash: ")
     assert "did you mean 'budget'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["-h"]])
+def test_help_loads_nothing_that_takes_its_time(words):
+    code = (
+        "import sys\n"
+        "from treeflash.cli import main\n"
+        "try:\n    main()\n"
+        "except SystemExit as stop:\n    assert not stop.code\n"
+        "assert not {'torch', 'transformers', 'pluggy'} & sys.modules.keys()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("regenerate" in done.stdout) == (words != ["--version"])
+
+
+def test_every_command_is_there_by_its_name():
+    context = click.Context(commands)
+    for name in commands.list_commands(context):
+        assert commands.get_command(context, name).name == name
+    assert commands.get_command(context, "brew") is None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _COUNTED_TOKENS = 24
 
 
-@click.command(short_help="Measure recipes side by side.")
+@click.command()
 @click.argument("arms", nargs=-1, required=True, metavar="ARM...")
 @click.option(
     "--prompts",

@@ -16,7 +16,7 @@ from treeflash.target.compiled import GRAPHS
 _TOKENS = 1024
 
 
-@click.command(short_help="Load what a recipe names and see that it fits.")
+@click.command()
 @recipe_argument
 @dtype_option
 @overrides_option

@@ -19,7 +19,7 @@ _HEADINGS = {
 }
 
 
-@click.command(short_help="List what is installed, with options.")
+@click.command()
 @click.argument("kind", required=False, type=click.Choice([*_HEADINGS, "target"]))
 def components(kind: str | None) -> None:
     """List the components that recipes can use: by KIND, or all.

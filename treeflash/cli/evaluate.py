@@ -26,7 +26,7 @@ def _budgets(context: click.Context, parameter: click.Parameter, value: str) -> 
     return found
 
 
-@click.command(name="eval", short_help="Compare drafts with the target along its own texts.")
+@click.command(name="eval")
 @click.argument("arms", nargs=-1, required=True, metavar="ARM...")
 @click.option(
     "--data", required=True, type=click.Path(path_type=Path), help="Data directory of the target's answers."

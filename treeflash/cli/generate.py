@@ -19,7 +19,7 @@ from treeflash.target import HuggingFaceTarget
 from treeflash.target.text import TextCodec, TextStream
 
 
-@click.command(short_help="Answer a prompt.")
+@click.command()
 @recipe_argument
 @click.argument("prompt")
 @click.option(

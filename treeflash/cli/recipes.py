@@ -26,7 +26,7 @@ from treeflash.recipe_tables import (
 )
 
 
-@click.group(short_help="List, show and check recipes.")
+@click.group()
 def recipes() -> None:
     """List recipes, show what one says, check that they are right."""
 

@@ -22,7 +22,7 @@ from treeflash.training.regeneration import Progress, RegenerationSettings
 from treeflash.training.regeneration import regenerate as answer
 
 
-@click.command(short_help="Write training data: the target's answers to prompts.")
+@click.command()
 @recipe_argument
 @click.option("--prompts", required=True, type=click.Path(path_type=Path), help="File of JSON lines.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Data directory to make.")

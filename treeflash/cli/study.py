@@ -9,7 +9,7 @@ from treeflash.errors import TrainingError
 from treeflash.plugins import Registry
 
 
-@click.command(short_help="Train what is missing, measure everything, write one report.")
+@click.command()
 @click.argument("study", shell_complete=complete_study)
 @click.option(
     "--prompts",

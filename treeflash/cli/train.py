@@ -12,7 +12,7 @@ from treeflash.plugins import Registry
 from treeflash.recipe_tables import parse_overrides
 
 
-@click.command(short_help="Train a drafter on the target's answers.")
+@click.command()
 @recipe_argument
 @click.option(
     "--data",
