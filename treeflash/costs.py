@@ -7,6 +7,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
+from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
@@ -16,7 +17,6 @@ import attrs
 import torch
 import transformers
 
-from treeflash import __version__
 from treeflash.errors import InputError
 from treeflash.files import cache_folder, write_atomically
 from treeflash.target_interface import Target
@@ -141,7 +141,7 @@ def _hardware(target: Target) -> dict[str, Any]:
         "attention": getattr(target, "attention", None),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "treeflash": __version__,
+        "treeflash": version("treeflash"),
     }
 
 
