@@ -276,7 +276,7 @@ def test_trees_with_empty_slots(case, device, tally):
         check(case, device, tally)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(case=cases())
 def test_compiled_passes(case, device, tally):
     """Graphs of one target, run as they are: what the compiler makes of them has a test of its own."""
