@@ -95,3 +95,5 @@ def test_rows_of_a_batch_have_their_own_sequence():
         for sequence, length in ((0, 10), (1, 20))
     ]
     assert both == alone
+    one_by_one = Draws(1.0, 3, (0, 1))
+    assert both == [one_by_one.choose_one(logits[row, 0], int(lengths[row]), row) for row in (0, 1)]

@@ -38,7 +38,7 @@ trained = "backbone"
 set = ["builder.use=marginal", "selector.use=chain"]
 [arms.tree]
 trained = "refiner"
-set = ["builder.use=top-m", "selector.budget=5"]
+set = ["builder.use=top-m", "selector.budget=5", "drafter.temperature=0.9"]
 [bench.greedy]
 prompts = ["toy.jsonl"]
 limit = 1
