@@ -157,19 +157,17 @@ class TokenTree:
         """
         if count < 1:
             raise ValueError(f"a tree keeps at least its root; count must be >= 1, found {count}")
-        depths, num_nodes, deepest = self.depths[:, :count], self.num_nodes.clamp(max=count), self.max_depth
-        if trims(depths.device) and depths.shape[1] < self.size:
-            slots = torch.arange(depths.shape[1])
-            deepest = int(depths.masked_fill(slots >= num_nodes[:, None], 0).max())
-        return attrs.evolve(
+        pruned = attrs.evolve(
             self,
             token_ids=self.token_ids[:, :count],
             parents=self.parents[:, :count],
-            depths=depths,
+            depths=self.depths[:, :count],
             log_weights=self.log_weights[:, :count],
-            num_nodes=num_nodes,
-            max_depth=deepest,
+            num_nodes=self.num_nodes.clamp(max=count),
         )
+        if not trims(pruned.depths.device):
+            return pruned
+        return attrs.evolve(pruned, max_depth=int(pruned.depths.masked_fill(~pruned.is_node, 0).max()))
 
     def path_to(self, node: int, row: int = 0) -> list[int]:
         """The way from the root to a node.

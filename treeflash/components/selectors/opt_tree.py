@@ -120,14 +120,10 @@ def _keep_heaviest(
     rank = torch.empty_like(order)
     rank.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
     num_nodes = (ordered > -torch.inf).sum(dim=1).clamp(max=size)
-    if trims(order.device):
-        size = int(num_nodes.max())
-        slots = torch.arange(size)
-        max_depth = int(depths.gather(1, order[:, :size]).masked_fill(slots >= num_nodes[:, None], 0).max())
     order = order[:, :size]
     old_parents = parents.gather(1, order)
     new_parents = rank.gather(1, old_parents.clamp(min=0)).masked_fill(old_parents < 0, -1)
-    return TokenTree(
+    tree = TokenTree(
         token_ids=tokens.gather(1, order),
         parents=new_parents,
         depths=depths.gather(1, order),
@@ -135,3 +131,4 @@ def _keep_heaviest(
         num_nodes=num_nodes,
         max_depth=max_depth,
     )
+    return tree.first(int(num_nodes.max())) if trims(order.device) else tree
