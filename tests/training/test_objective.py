@@ -29,7 +29,7 @@ REFINERS = {"none": None, "swiglu": SwiGlu, "two-token": TwoToken, "linear": Lin
 def trainable(target, kind=None, columns=None, *, shaken=True, **options):
     """A trainable around the tiny drafter's backbone, its refiner far from zero."""
     made = DFlashTrainable.from_options(
-        DFlashTrainingOptions(checkpoint="treeflash.testing:models/tiny-dflash", **options),
+        DFlashTrainingOptions(**{"checkpoint": "treeflash.testing:models/tiny-dflash", **options}),
         TrainContext(
             target=target,
             locate=locate,
@@ -261,6 +261,22 @@ def test_a_trained_start_is_taken_over(tiny_target, tmp_path, name):
     for key, weight in made.state_dict().items():
         assert torch.equal(weight, again.state_dict()[key]), key
     assert again.config == json.loads((tmp_path / "config.json").read_text())
+
+
+def test_a_refiner_starts_anew_where_it_is_told_to(tiny_target):
+    """The checkpoint's own is left alone, and what it would have drafted is forgotten."""
+    shipped = "treeflash.testing:models/tiny-treeflash"
+    kept, anew = (
+        trainable(tiny_target, SwiGlu, shaken=False, checkpoint=shipped, fresh_refiner=fresh)
+        for fresh in (False, True)
+    )
+    for key, weight in kept.network.state_dict().items():
+        assert torch.equal(weight, anew.network.state_dict()[key]), key
+    row = read(anew, [(PROMPT, answer(tiny_target))])
+    anchors = [len(PROMPT) + 3, len(PROMPT) + 9]
+    for made, equal in ((kept, False), (anew, True)):
+        found = made.simulate(ask(made, row, anchors), row)
+        assert torch.equal(found["refined"].divergence, found["backbone"].divergence) == equal
 
 
 def test_measured_is_what_can_be_drafted(tiny_target):

@@ -14,13 +14,14 @@ from treeflash.training.folders import begin, flat, read_manifest
 
 RUN, ADJUSTED = "run.json", "adjusted.json"
 
-# Nothing that is learned depends on these; what the places hold is compared itself.
+# Nothing that is learned depends on these; the weights that a run starts with are compared themselves.
 _FREE = (
     "target.model",
     "target.device",
     "target.lean",
     "target.compile",
     "drafter.checkpoint",
+    "drafter.fresh_refiner",
     "refiner.checkpoint",
     "data.states_folder",
     "train.evaluate_every",

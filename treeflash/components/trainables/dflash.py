@@ -35,6 +35,7 @@ class DFlashTrainingOptions(DFlashSizes):
 
     Attributes:
         frozen: Keep the backbone as it is and train the refiner alone.
+        fresh_refiner: Start the refiner anew even where the backbone's checkpoint has one of its kind.
         anchors: Blocks drawn in each text, each time it is read.
         decay: Of the position weights `exp(-(k - 1) / decay)`; 0 counts all slots alike. When not given,
             7, 5 or 4 for blocks of 16, 10 or 8, and half the block otherwise.
@@ -45,6 +46,7 @@ class DFlashTrainingOptions(DFlashSizes):
     """
 
     frozen: bool = False
+    fresh_refiner: bool = False
     anchors: int = attrs.field(default=64, validator=ge(1))
     decay: float | None = attrs.field(default=None, validator=optional(ge(0)))
     backbone_weight: float = attrs.field(default=1.0, validator=ge(0))
@@ -120,7 +122,8 @@ class DFlashTrainable(Trainable):
         start = start_network(options, target, context.locate, context.generator)
         refiner = None
         if kind is not None:
-            refiner = start_refiner(kind, context, options.checkpoint, start.config)
+            beside = None if options.fresh_refiner else options.checkpoint
+            refiner = start_refiner(kind, context, beside, start.config)
         comparison = Comparison.make(context.loss, target, context.columns, context.dtype)
         return cls(start, refiner, target, comparison, options)
 

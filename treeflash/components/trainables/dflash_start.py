@@ -208,7 +208,7 @@ def start_refiner(
     Args:
         kind: Its class.
         context: Of the training.
-        drafter_checkpoint: What the recipe says the backbone starts from.
+        drafter_checkpoint: Of a drafter, whose refiner is gone on with if it is of this kind.
         config: The backbone's config.
 
     Returns:
