@@ -234,6 +234,8 @@ def test_a_run_may_go_on_longer_at_another_rate(run, tmp_path):
     record = json.loads((tmp_path / "drafter" / "training.json").read_text())
     assert record["settings_on_the_way"] == expected
     assert record["steps"] == 6
+    with pytest.raises(InputError, match=r"train\.steps: expected at least the 6 that are done, found 4"):
+        run(tmp_path, train={**SHORT, "steps": 4})
 
 
 def test_another_number_of_processes_is_refused(run, begun, tmp_path):

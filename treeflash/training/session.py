@@ -12,7 +12,7 @@ from rich.filesize import decimal
 from torch import Tensor
 
 from treeflash import __version__
-from treeflash.errors import CompositionError, blamed_on
+from treeflash.errors import CompositionError, InputError, blamed_on
 from treeflash.places import locate
 from treeflash.plugins import Registry
 from treeflash.recipe import open_target
@@ -97,7 +97,11 @@ def train(
         "first_weights": digest(trainable),
         "processes": accelerator.num_processes,
     }
-    by_the_first(accelerator, lambda: begin_run(out, recipe.tables, facts, Snapshots.of_run(out).last_step()))
+    done = Snapshots.of_run(out).last_step()
+    if done > recipe.train.steps:
+        wanted = recipe.train.steps
+        raise InputError(f"{out}: train.steps: expected at least the {done} that are done, found {wanted}")
+    by_the_first(accelerator, lambda: begin_run(out, recipe.tables, facts, done))
     listener.say(
         f"{len(corpus.train)} texts to train on, {len(corpus.heldout)} to measure on; "
         f"{trained / 1e6:.1f} of {parameters / 1e6:.1f} million weights are trained"
