@@ -329,6 +329,14 @@ def test_as_many_texts_are_decoded_as_are_asked_for(opened, data):
     assert found["arms"]["tiny-ddtree"]["real"]["same_texts"] == 1
 
 
+def test_an_arm_that_drafts_nothing_has_no_distributions(opened, data):
+    target, arms = opened
+    nothing = attrs.evolve(arms[1], decoder=Decoder(target))
+    found = evaluate(target, [nothing], data, EvalSettings(split=None, limit=1))
+    assert MARGINAL not in found
+    assert found["arms"]["tiny-ddtree"]["block_efficiency"] == 1.0
+
+
 def test_held_out_answers_alone(opened, data):
     target, _ = opened
     everything = list(read_texts(data, target, (0,), split=None, limit=None))
@@ -368,6 +376,8 @@ def test_the_command(command, data, tmp_path):
     ("words", "fault"),
     [
         (["--budgets", "3,x"], "expected numbers of nodes like 15,63, each up to 4096, found '3,x'"),
+        (["--budgets", "0"], "each up to 4096, found '0'"),
+        (["--budgets", "4,"], "each up to 4096, found '4,'"),
         (["--budgets", "5000"], "each up to 4096, found '5000'"),
         (["--paths", "3"], "--paths: expected an even number, found 3"),
         (["--split", "held"], "is not one of 'heldout', 'train', 'all'"),

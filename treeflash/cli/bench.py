@@ -11,6 +11,7 @@ from rich.table import Table
 from treeflash.cli.options import (
     dtype_option,
     laid_over,
+    name_width,
     overrides_option,
     progress_bar,
     require_charts,
@@ -111,7 +112,7 @@ def bench(
     summaries = summarise(measured)
     for name, rows in summaries.items():
         table = Table(title=f"{name}, {rows[0].prompts} prompts", title_justify="left", box=SIMPLE_HEAD)
-        table.add_column("arm", overflow="fold")
+        table.add_column("arm", overflow="fold", min_width=name_width(row.arm for row in rows))
         for head in ("tau", "tokens/s", "speedup", "(95 %)", "same", "tie", "wrong"):
             table.add_column(head, justify="right", no_wrap=True)
         for row in rows:

@@ -7,7 +7,14 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from treeflash.cli.options import dtype_option, laid_over, overrides_option, progress_bar, require_charts
+from treeflash.cli.options import (
+    dtype_option,
+    laid_over,
+    name_width,
+    overrides_option,
+    progress_bar,
+    require_charts,
+)
 from treeflash.errors import blamed_on
 from treeflash.plugins import Registry
 
@@ -16,10 +23,10 @@ def _budgets(context: click.Context, parameter: click.Parameter, value: str) -> 
     from treeflash.components.selectors.opt_tree import MOST_NODES  # not to print help
 
     try:
-        found = tuple(int(part) for part in value.split(",") if part)
+        found = tuple(int(part) for part in value.split(","))
     except ValueError:
-        found = (-1,)
-    if any(not 0 <= budget <= MOST_NODES for budget in found):
+        found = ()
+    if not found or any(not 1 <= budget <= MOST_NODES for budget in found):
         raise click.BadParameter(
             f"expected numbers of nodes like 15,63, each up to {MOST_NODES}, found {value!r}"
         )
@@ -101,7 +108,7 @@ def evaluate(
         results = measure(target, opened, data, settings, lambda done: bar.update(task, completed=done))
     write_results(out, results)
     table = Table(title=f"{results['texts']} answers", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("arm", overflow="fold")
+    table.add_column("arm", overflow="fold", min_width=name_width(results["arms"]))
     table.add_column("tau", justify="right")
     for budget in budgets:
         table.add_column(f"at {budget}", justify="right")

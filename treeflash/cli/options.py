@@ -83,6 +83,11 @@ def progress_bar(*, quiet: bool = False) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
+def name_width(names: Iterable[str]) -> int:
+    """The width of a column of names: room for those of recipes, not for all that is laid over them."""
+    return min(24, max((len(name) for name in names), default=0))
+
+
 @contextmanager
 def resumable() -> Iterator[None]:
     """For what goes on where it was: says so to whoever stops it."""

@@ -115,7 +115,7 @@ def evaluate(
             _compare(part, target, text, places)
             if number < settings.real:
                 _decode(part, target, text)
-        if settings.paths:
+        if settings.paths and depth:
             for place in places:
                 noise += _add_marginal(marginal, target, text, place, settings.paths, generator)
         count = number + 1
