@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import platform
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -15,10 +14,10 @@ from typing import Any, Self
 
 import attrs
 import torch
-import transformers
 
 from treeflash.errors import InputError
 from treeflash.files import cache_folder, write_atomically
+from treeflash.hardware import hardware
 from treeflash.target_interface import Target
 from treeflash.tree import TokenTree
 
@@ -58,7 +57,7 @@ class PassCosts:
         sizes = [size for size in _SIZES if size < most] + [most]
         limit = (target.max_positions or 1 << 30) - most
         lengths = sorted({max(1, min(length, limit)) for length in _LENGTHS})
-        told = {"sizes": sizes, "lengths": lengths, **_hardware(target)}
+        told = {"sizes": sizes, "lengths": lengths, **_conditions(target)}
         name = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
         path = cache_folder() / "costs" / f"{name}.json"
         found = None if refresh else _kept(path, told)
@@ -127,31 +126,18 @@ def _measure(target: Target, length: int, sizes: Sequence[int]) -> list[float]:
     return [median(times[1:]) for times in taken]
 
 
-def _hardware(target: Target) -> dict[str, Any]:
+def _conditions(target: Target) -> dict[str, Any]:
     """What the time of a pass depends on."""
     digest = getattr(target, "digest", None)
-    cuda = target.device.type == "cuda"
     return {
         "model": digest() if digest is not None else repr(target.fingerprint()),
         "dtype": str(target.dtype),
         "lean": getattr(target, "lean", None) is not None,
         "compiled": getattr(target, "compiled", None) is not None,
-        "device": torch.cuda.get_device_name(target.device) if cuda else _processor(),
-        "threads": None if cuda else torch.get_num_threads(),
         "attention": getattr(target, "attention", None),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
         "treeflash": version("treeflash"),
+        **hardware(target.device),
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _kept(path: Path, told: dict[str, Any]) -> list[list[float]] | None:

@@ -7,6 +7,7 @@ import weakref
 
 import attrs
 import pytest
+import torch
 
 from treeflash.engine import Decoder, Generation
 from treeflash.engine.audit import MISMATCH
@@ -196,6 +197,14 @@ def test_a_resumed_measurement_is_an_unbroken_one(bench, torn):
     # What was measured is not measured again.
     assert path.read_text().splitlines()[0] == kept
     assert counts(sorted(read_runs(broken.folder), key=lambda line: line.index)) == counts(whole)
+
+
+def test_another_clock_is_refused(bench, monkeypatch):
+    """Speeds of two machines, or of as many threads as something else left, are none of one measurement."""
+    bench().run()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    with pytest.raises(InputError, match=r"clock\.threads: expected \d+ as before, found 77"):
+        bench().run()
 
 
 def test_other_settings_are_refused(bench):

@@ -118,10 +118,17 @@ def test_from_prompts_to_a_report_and_again(write, inputs, registry, tmp_path):
     assert folders == {"eval/everywhere/toy", "eval/everywhere/more", "eval/held-out/toy"}
     measured = json.loads((out / "eval" / "held-out" / "toy" / "eval.json").read_text())
     assert list(measured["arms"]) == ["ngram", "chain", "tree"]
-    # Again: everything is there, and the report is the same.
+    # Again, where somebody has moved it to: everything is there, and the report is the same.
+    out = out.rename(tmp_path / "moved")
     runs = (out / "bench" / "greedy" / "runs.jsonl").read_bytes()
     assert Study(plan, registry, inputs, out).run().read_text() == text
     assert (out / "bench" / "greedy" / "runs.jsonl").read_bytes() == runs
+    # A drafter that was measured is not trained on.
+    shutil.rmtree(out / "bench")
+    longer = SMALL.replace('"train.steps=2"', '"train.steps=3"')
+    with pytest.raises(InputError, match=r"backbone was begun .*: train\.steps: expected 2 as before"):
+        Study(StudyPlan.load(write(longer), registry), registry, inputs, out).run()
+    assert not (out / "bench").exists()
 
 
 def test_figures_of_something_else_are_not_taken_for_its_own(write, inputs, registry, models, tmp_path):
@@ -161,6 +168,14 @@ def test_a_prompt_file_that_is_missing_is_found_before_anything_runs(write, inpu
     assert not (tmp_path / "out").exists()
 
 
+def test_a_key_at_fault_makes_no_table_missing(write, registry):
+    text = changed(("limit = 1\nmax", "limt = 1\nmax"))
+    text = text[: text.index("[bench.sampled]")]
+    with pytest.raises(RecipeError) as error:
+        StudyPlan.load(write(text), registry)
+    assert "found neither" not in str(error.value)
+
+
 @pytest.mark.parametrize("name", sorted(Registry.load().studies))
 def test_shipped_studies_are_right(name, registry, write):
     path = registry.study(name)
@@ -184,6 +199,11 @@ FAULTS = {
         changed(("[bench.greedy]", "[banch.greedy]")),
         ["unknown table [banch]; did you mean 'bench'"],
     ),
+    "a package that is not there": (
+        'packages = ["treeflash", "treeflash-nonesuch"]\n[trained.x]\nrecipe = "none-such"',
+        ["packages: expected treeflash-nonesuch to be installed, found none"],
+    ),
+    "packages that are none": ("packages = 'x'", ["packages: expected a list of names, found 'x'"]),
     "misspelled key": (
         changed(("limit = 1", "limt = 1")),
         ["bench.greedy.limt: unknown key; did you mean 'limit'"],
@@ -291,7 +311,7 @@ FAULTS = {
             "eval.held-out.limit: expected >= 1, found 0",
             "eval.held-out.real: expected >= 0, found -1",
             "eval.held-out.paths: expected an even number, found 3",
-            "eval.held-out.budgets: expected >= 0, found -4",
+            "eval.held-out.budgets: expected >= 1, found -4",
         ],
     ),
     "a budget that no selector takes": (

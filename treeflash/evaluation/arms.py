@@ -139,5 +139,10 @@ def measured(target: HuggingFaceTarget, arms: Sequence[Arm]) -> dict[str, Any]:
     }
 
 
+def places(arms: Sequence[Arm]) -> set[str]:
+    """Dotted keys in `measured` of where weights lie, which may be elsewhere as long as they are the same."""
+    return {f"arms.{arm.name}.{key}" for arm in arms for key in arm.weights}
+
+
 def _spelled(recipe: Recipe) -> str:
     return ", ".join(f"{key} {value}" for key, value in attrs.asdict(recipe.target).items())

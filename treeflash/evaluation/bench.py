@@ -12,10 +12,11 @@ import attrs
 from treeflash.engine.audit import Recorded, compare, recorded
 from treeflash.engine.stopping import STOP_TOKEN
 from treeflash.errors import InputError
-from treeflash.evaluation.arms import PLAIN, Arm, measured
+from treeflash.evaluation.arms import PLAIN, Arm, measured, places
 from treeflash.evaluation.counts import Run, TreeCounts
 from treeflash.evaluation.memory import MemoryWatch
 from treeflash.evaluation.prompt_sets import PromptSet
+from treeflash.hardware import hardware
 from treeflash.prompts import Prompt
 from treeflash.sampling import Draws
 from treeflash.target import HuggingFaceTarget
@@ -97,7 +98,7 @@ class Bench:
             InputError: When the folder was begun with other settings or cannot be written, or a prompt does
                 not fit the target.
         """
-        begin(self.folder, MANIFEST, self._manifest())
+        begin(self.folder, MANIFEST, self._manifest(), places(self.arms))
         found = {(line.set_name, line.index): line for line in read_runs(self.folder)}
         wanted = [
             (prompts, index, prompt) for prompts in self.sets for index, prompt in enumerate(prompts.prompts)
@@ -172,6 +173,7 @@ class Bench:
         return {
             "settings": attrs.asdict(self.settings),
             **measured(self.target, self.arms),
+            "clock": hardware(self.target.device),
             "sets": {
                 prompts.name: {"prompts": len(prompts.prompts), "keys": _keys(prompts)}
                 for prompts in self.sets

@@ -62,10 +62,12 @@ def facts(manifest: Mapping[str, Any]) -> str:
     Args:
         manifest: What was measured.
     """
-    settings, target = manifest["settings"], manifest["target"]
+    settings, clock = manifest["settings"], manifest["clock"]
+    threads = "" if clock["threads"] is None else f", {clock['threads']} threads"
     return (
-        f"{target['dtype']} on {target['device']}, temperature {settings['temperature']}, up to "
-        f"{settings['max_new_tokens']} new tokens, seed {settings['seed']}"
+        f"{manifest['target']['dtype']} on {clock['device']}{threads}, torch {clock['torch']}, "
+        f"temperature {settings['temperature']}, up to {settings['max_new_tokens']} new tokens, "
+        f"seed {settings['seed']}"
     )
 
 

@@ -10,7 +10,7 @@ import attrs
 
 from treeflash.errors import InputError, blamed_on
 from treeflash.evaluation import eval_report, report
-from treeflash.evaluation.arms import Arm, ArmText, measured, open_arms
+from treeflash.evaluation.arms import Arm, ArmText, measured, open_arms, places
 from treeflash.evaluation.bench import MANIFEST as BENCH
 from treeflash.evaluation.bench import Bench, BenchSettings
 from treeflash.evaluation.evaluate import RESULTS, EvalSettings, evaluate, write_results
@@ -28,6 +28,7 @@ from treeflash.target import HuggingFaceTarget
 from treeflash.training import session
 from treeflash.training.folders import begin, make_folder, read_manifest
 from treeflash.training.regeneration import RegenerationSettings, regenerate
+from treeflash.training.run_record import refuse_adjusted
 from treeflash.training.shipping import RECORD
 from treeflash.training.training_recipe import TrainingRecipe
 
@@ -119,13 +120,16 @@ class Study:
         if plan.start is not None:
             tables = merge(tables, {"drafter": {"checkpoint": str(self._drafter(plan.start))}})
         recipe = TrainingRecipe.load(plan.recipe, self.registry, tables)
+        out = self.out / "trained" / name
+        # What others of the study measured with it is not to change under them.
+        refuse_adjusted(out, recipe.tables)
         self.say(f"training {name}")
         listener = session.Listener(
             say=self.say,
             on_states=lambda done, total: self.on_progress("states", done, total),
             on_progress=lambda progress: self.on_progress("training", progress.step, progress.steps),
         )
-        session.train(recipe, self.registry, folders, self.out / "trained" / name, listener)
+        session.train(recipe, self.registry, folders, out, listener)
         record: dict[str, Any] = json.loads((self._drafter(name) / RECORD).read_text(encoding="utf-8"))
         return record
 
@@ -164,7 +168,7 @@ class Study:
         manifest = read_manifest(folder, BENCH, "a folder of a bench")
         summaries = summarise(lines)
         report.write_report(folder, summaries, manifest)
-        head = f"<h1>Side by side: {escape(name)}</h1><p class=facts>{report.facts(manifest)}</p>"
+        head = f"<h1>Side by side: {escape(name)}</h1><p class=facts>{escape(report.facts(manifest))}</p>"
         return [head, *report.sections(summaries, manifest)]
 
     def _eval(
@@ -186,7 +190,7 @@ class Study:
             "answers": answers_digest(answers),
             **measured(target, chosen),
         }
-        begin(folder, MANIFEST, manifest)
+        begin(folder, MANIFEST, manifest, places(chosen))
         if not path.is_file():
             write_results(
                 folder,
@@ -196,7 +200,7 @@ class Study:
             )
         results: Any = json.loads(path.read_text(encoding="utf-8"))
         title = f"{escape(name)}, along answers to {escape(answers.name)}"
-        head = f"<h1>{title}</h1><p class=facts>{eval_report.facts(results)}</p>"
+        head = f"<h1>{title}</h1><p class=facts>{escape(eval_report.facts(results))}</p>"
         return [head, *eval_report.sections(results)]
 
     def _placed(self, place: str) -> str:

@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -123,7 +124,7 @@ class EvalPlan:
     paths: int = attrs.field(default=16, validator=and_(ge(0), even))
     budgets: list[int] = attrs.field(
         factory=lambda: [4, 8, 15, 31, 63, 127],
-        validator=deep_iterable(and_(ge(0), le(MOST_NODES))),
+        validator=deep_iterable(and_(ge(1), le(MOST_NODES))),
     )
     real: int = attrs.field(default=0, validator=ge(0))
 
@@ -176,6 +177,13 @@ class StudyPlan:
         title = written.pop("title", path.stem)
         if not isinstance(title, str):
             faults.append(f"title: expected a string, found {title!r}")
+        packages = written.pop("packages", [])
+        if not isinstance(packages, list) or not all(isinstance(name, str) for name in packages):
+            raise RecipeError(f"{path}: packages: expected a list of names, found {packages!r}")
+        absent = [name for name in packages if not _installed(name)]
+        if absent:
+            # Alone: every name that these packages bring would be a fault of its own.
+            raise RecipeError(f"{path}: packages: expected {', '.join(absent)} to be installed, found none")
         tables = sort_tables(written, ("target", "answers", "trained", "arms", "bench", "eval"), faults)
         made = cls(
             path=path,
@@ -187,6 +195,8 @@ class StudyPlan:
             benches=_named(tables, "bench", BenchPlan, faults),
             evals=_named(tables, "eval", EvalPlan, faults),
         )
+        if not (tables.get("bench") or tables.get("eval")):
+            faults.append("expected a table [bench.NAME] or [eval.NAME], found neither")
         faults += made._misfits(registry)
         if faults:
             raise RecipeError(bullet_list(str(path), faults))
@@ -199,8 +209,6 @@ class StudyPlan:
             faults.append("[answers]: expected a table, because drafters learn from answers; found none")
         if not self.arms:
             faults.append("[arms]: expected something to measure, found nothing")
-        if not (self.benches or self.evals):
-            faults.append("expected a table [bench.NAME] or [eval.NAME], found neither")
         recipes: dict[str, Any] = {"answers": self.answers} if self.answers is not None else {}
         recipes |= {f"trained.{name}": plan for name, plan in self.trained.items()}
         recipes |= {f"arms.{name}": plan for name, plan in self.arms.items()}
@@ -245,6 +253,14 @@ class StudyPlan:
                     hint = nearest(name, known)
                     faults.append(f"eval.{where}.answers: no file of answers.prompts is {name!r}{hint}")
         return faults
+
+
+def _installed(package: str) -> bool:
+    try:
+        distribution(package)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _one(tables: Mapping[str, Any], table: str, plan: type[T], faults: list[str]) -> T | None:

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +65,14 @@ def make_folder(folder: Path) -> None:
         raise InputError(f"{folder}: cannot be made ({error.strerror})") from None
 
 
-def begin(folder: Path, name: str, manifest: Mapping[str, Any]) -> None:
+def begin(folder: Path, name: str, manifest: Mapping[str, Any], free: Set[str] = frozenset()) -> None:
     """Begins a folder, or makes sure that one begun before was begun alike.
 
     Args:
         folder: The folder.
         name: Of the file in it that says what it was begun with.
         manifest: What it is begun with.
+        free: Keys that may differ, dotted.
 
     Raises:
         InputError: When it was begun with other settings, or cannot be written.
@@ -79,16 +80,31 @@ def begin(folder: Path, name: str, manifest: Mapping[str, Any]) -> None:
     path = folder / name
     if path.is_file():
         before, now = flat(read_manifest(folder, name, "a folder of this kind")), flat(manifest)
-        faults = [
-            f"{key}: expected {before.get(key)!r} as before, found {now.get(key)!r}"
-            for key in sorted({*before, *now})
-            if before.get(key) != now.get(key)
-        ]
-        if faults:
-            raise InputError(bullet_list(f"{folder} was begun with other settings", faults))
+        refuse_changes(folder, *({key: of[key] for key in of.keys() - free} for of in (before, now)))
         return
     make_folder(folder)
     write_atomically(path, json.dumps(manifest, indent=1) + "\n")
+
+
+def refuse_changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Makes sure that a folder is gone on with as it was begun.
+
+    Args:
+        folder: The folder.
+        before: What it was begun with, by dotted key.
+        now: What it is to go on with.
+
+    Raises:
+        InputError: When they differ.
+    """
+    faults = [
+        f"{key}: expected {before.get(key)!r} as before, found {now.get(key)!r}"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key)
+    ]
+    if faults:
+        headline = f"{folder} was begun with other settings (another folder begins anew)"
+        raise InputError(bullet_list(headline, faults))
 
 
 def read_manifest(folder: Path, name: str, expected: str) -> dict[str, Any]:

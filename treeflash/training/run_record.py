@@ -10,7 +10,7 @@ from torch import nn
 
 from treeflash.checkpoints.writing import gathered
 from treeflash.files import write_atomically
-from treeflash.training.folders import begin, flat, read_manifest
+from treeflash.training.folders import begin, flat, read_manifest, refuse_changes
 
 RUN, ADJUSTED = "run.json", "adjusted.json"
 
@@ -49,7 +49,9 @@ def begin_run(out: Path, tables: Mapping[str, Any], facts: Mapping[str, Any], st
         InputError: When it was begun with other settings, or cannot be written.
     """
     settings = {key: value for key, value in flat(tables).items() if not key.startswith(_FREE)}
-    adjustable = {key: settings.pop(key, None) for key in _ADJUSTABLE}
+    for key in _ADJUSTABLE:
+        settings.pop(key, None)
+    adjustable = _adjustable(tables)
     begin(out, RUN, {**settings, **facts})
     path = out / ADJUSTED
     history = read_adjusted(out)
@@ -70,6 +72,26 @@ def read_adjusted(out: Path) -> list[dict[str, Any]]:
     if not (out / ADJUSTED).is_file():
         return []
     return list(read_manifest(out, ADJUSTED, "the folder of a training run").get("history", []))
+
+
+def refuse_adjusted(out: Path, tables: Mapping[str, Any]) -> None:
+    """Makes sure that a run, where there is one, is not adjusted on the way.
+
+    Args:
+        out: Its folder.
+        tables: The recipe.
+
+    Raises:
+        InputError: When the recipe would.
+    """
+    history = read_adjusted(out)
+    if history:
+        refuse_changes(out, history[-1]["settings"], _adjustable(tables))
+
+
+def _adjustable(tables: Mapping[str, Any]) -> dict[str, Any]:
+    settings = flat(tables)
+    return {key: settings.get(key) for key in _ADJUSTABLE}
 
 
 def digest(module: nn.Module) -> str:
