@@ -168,6 +168,30 @@ def test_a_prompt_file_that_is_missing_is_found_before_anything_runs(write, inpu
     assert not (tmp_path / "out").exists()
 
 
+def test_a_measurement_alone_has_what_it_needs(write, registry):
+    plan = StudyPlan.load(write(SMALL), registry)
+
+    def kept(*names):
+        found = plan.only(names)
+        parts = (found.trained, found.arms, found.benches, found.evals)
+        return [sorted(part) for part in parts], found.answers is not None
+
+    # The refiner starts with the backbone's drafter.
+    assert kept("bench.sampled") == ([["backbone", "refiner"], ["tree"], ["sampled"], []], True)
+    assert kept("eval.everywhere") == ([[], ["ngram"], [], ["everywhere"]], True)
+    both = ([["backbone", "refiner"], ["chain", "ngram", "tree"], ["greedy"], ["held-out"]], True)
+    assert kept("eval.held-out", "bench.greedy") == both
+    with pytest.raises(InputError, match=r"called 'bench\.gredy'; did you mean 'bench\.greedy'"):
+        plan.only(["bench.gredy"])
+
+
+def test_a_bench_of_recipes_needs_no_answers(write, registry):
+    text = changed(('arms = ["chain", "tree"]', 'arms = ["ngram"]'))
+    found = StudyPlan.load(write(text), registry).only(["bench.greedy"])
+    assert found.answers is None
+    assert not found.trained
+
+
 def test_a_key_at_fault_makes_no_table_missing(write, registry):
     text = changed(("limit = 1\nmax", "limt = 1\nmax"))
     text = text[: text.index("[bench.sampled]")]
@@ -352,9 +376,12 @@ def test_the_command(command, write, inputs, tmp_path, monkeypatch):
     text = "[target]\ndevice = 'cpu'\n[arms.x]\nrecipe = 'tiny-ddtree'\n"
     text += "[bench.all]\nprompts = ['toy.jsonl']\nlimit = 1"
     words = ["--prompts", inputs, "--out", tmp_path / "out"]
-    status, out, _ = command("study", write(text + "\nmax_new_tokens = 6"), *words)
+    both = f"{text}\nmax_new_tokens = 6\n[bench.more]\nprompts = ['gone.jsonl']"
+    status, out, _ = command("study", write(both), *words, "--only", "bench.all")
     assert (status, out.splitlines()[-1]) == (0, f"report: {tmp_path / 'out' / 'report.html'}")
     shutil.rmtree(tmp_path / "out")
+    status, _, err = command("study", write(both), *words, "--only", "bench.al")
+    assert (status, "no measurement is called 'bench.al'; did you mean 'bench.all'" in err) == (2, True)
     status, _, err = command("study", "papr", *words)
     assert (status, "no study is called 'papr'; did you mean 'paper'?" in err) == (2, True)
     status, _, err = command("study", tmp_path / "none.toml", *words)

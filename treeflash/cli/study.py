@@ -18,7 +18,13 @@ from treeflash.plugins import Registry
     help="Folder of the prompt files that the study names.",
 )
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for everything it makes.")
-def study(study: str, prompts: Path, out: Path) -> None:
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="bench.NAME|eval.NAME",
+    help="A measurement to make, with what it needs and no other; may be repeated. All when not given.",
+)
+def study(study: str, prompts: Path, out: Path, only: tuple[str, ...]) -> None:
     """Run STUDY, the name of a study or the path of one.
 
     It lets the target answer prompts, trains drafters on the answers, and measures arms side by side and
@@ -33,6 +39,8 @@ def study(study: str, prompts: Path, out: Path) -> None:
 
     registry = Registry.load()
     plan = StudyPlan.load(Path(study) if study.endswith(".toml") else registry.study(study), registry)
+    if only:
+        plan = plan.only(only)
     with resumable(), progress_bar() as bar:
         task = bar.add_task("study", total=None, figures="")
 

@@ -67,7 +67,7 @@ class Study:
         """
         plan, parts = self.plan, list[str]()
         # First: a file that is not there is to be missed before hours of training.
-        sets = {name: self._sets(bench) for name, bench in plan.benches.items()}
+        sets = {name: self.sets(bench) for name, bench in plan.benches.items()}
         make_folder(self.out)
         folders = [] if plan.answers is None else self._answers(plan.answers)
         records = {name: self._train(name, training, folders) for name, training in plan.trained.items()}
@@ -144,7 +144,8 @@ class Study:
             asked.append(ArmText(name, recipe, parse_overrides(plan.set)))
         return open_arms(asked, self.registry, {"target": self.plan.target})
 
-    def _sets(self, plan: BenchPlan) -> list[PromptSet]:
+    def sets(self, plan: BenchPlan) -> list[PromptSet]:
+        """The prompt sets of a measurement."""
         return [open_set(self._placed(place), limit=plan.limit, draw=plan.draw) for place in plan.prompts]
 
     def _bench(

@@ -1,7 +1,7 @@
 """What a study does: a TOML file of answers, trainings, arms and measurements."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -10,7 +10,7 @@ import attrs
 from attrs.validators import and_, deep_iterable, ge, le, optional
 
 from treeflash.components.selectors.opt_tree import MOST_NODES
-from treeflash.errors import RecipeError, TreeflashError, UnknownNameError, bullet_list, nearest
+from treeflash.errors import InputError, RecipeError, TreeflashError, UnknownNameError, bullet_list, nearest
 from treeflash.evaluation.arms import PLAIN
 from treeflash.evaluation.evaluate import even
 from treeflash.evaluation.prompt_sets import same_names
@@ -202,6 +202,41 @@ class StudyPlan:
             raise RecipeError(bullet_list(str(path), faults))
         return made
 
+    def only(self, names: Collection[str]) -> Self:
+        """Leaves out what some measurements do not need.
+
+        Args:
+            names: `bench.NAME` and `eval.NAME` of those to keep.
+
+        Returns:
+            The study with these, their arms, and the trainings and answers that those need.
+
+        Raises:
+            InputError: For a name of none.
+        """
+        kept: dict[str, dict[str, Any]] = {}
+        known = [f"{kind}.{name}" for kind, of in self._measurements().items() for name in of]
+        for name in names:
+            if name not in known:
+                raise InputError(f"{self.path}: no measurement is called {name!r}{nearest(name, known)}")
+        for kind, of in self._measurements().items():
+            kept[kind] = {name: plan for name, plan in of.items() if f"{kind}.{name}" in names}
+        plans: list[BenchPlan | EvalPlan] = [plan for of in kept.values() for plan in of.values()]
+        wanted = {name for plan in plans for name in (self.arms if plan.arms is None else plan.arms)}
+        arms = {name: arm for name, arm in self.arms.items() if name in wanted}
+        needed = {arm.trained for arm in arms.values()}
+        for name in reversed(list(self.trained)):
+            if name in needed:
+                needed.add(self.trained[name].start)
+        trained = {name: training for name, training in self.trained.items() if name in needed}
+        answers = self.answers if trained or kept["eval"] else None
+        return attrs.evolve(
+            self, answers=answers, trained=trained, arms=arms, benches=kept["bench"], evals=kept["eval"]
+        )
+
+    def _measurements(self) -> dict[str, Mapping[str, BenchPlan] | Mapping[str, EvalPlan]]:
+        return {"bench": self.benches, "eval": self.evals}
+
     def _misfits(self, registry: Registry) -> list[str]:
         """Names that lead nowhere, and parts that are missing."""
         faults: list[str] = []
@@ -232,10 +267,9 @@ class StudyPlan:
             elif arm.trained is not None and arm.trained not in self.trained:
                 hint = nearest(arm.trained, self.trained)
                 faults.append(f"arms.{name}.trained: no training is called {arm.trained!r}{hint}")
-        measured: dict[str, BenchPlan | EvalPlan] = {
-            f"bench.{name}": plan for name, plan in self.benches.items()
+        measured = {
+            f"{kind}.{name}": plan for kind, of in self._measurements().items() for name, plan in of.items()
         }
-        measured |= {f"eval.{name}": plan for name, plan in self.evals.items()}
         places = {f"bench.{name}.prompts": plan.prompts for name, plan in self.benches.items()}
         if self.answers is not None:
             places["answers.prompts"] = self.answers.prompts
