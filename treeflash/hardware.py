@@ -9,7 +9,7 @@ import transformers
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """Tells machines apart.
+    """Names what computes, so that times under it are not taken for times under something else.
 
     Args:
         device: What computes.

@@ -375,10 +375,10 @@ def test_the_command(command, data, tmp_path):
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
-        (["--budgets", "3,x"], "expected numbers of nodes like 15,63, each up to 4096, found '3,x'"),
-        (["--budgets", "0"], "each up to 4096, found '0'"),
-        (["--budgets", "4,"], "each up to 4096, found '4,'"),
-        (["--budgets", "5000"], "each up to 4096, found '5000'"),
+        (["--budgets", "3,x"], "expected numbers of nodes like 15,63, each from 1 to 4096, found '3,x'"),
+        (["--budgets", "0"], "each from 1 to 4096, found '0'"),
+        (["--budgets", "4,"], "each from 1 to 4096, found '4,'"),
+        (["--budgets", "5000"], "each from 1 to 4096, found '5000'"),
         (["--paths", "3"], "--paths: expected an even number, found 3"),
         (["--split", "held"], "is not one of 'heldout', 'train', 'all'"),
     ],

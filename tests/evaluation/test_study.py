@@ -179,10 +179,18 @@ def test_a_measurement_alone_has_what_it_needs(write, registry):
     # The refiner starts with the backbone's drafter.
     assert kept("bench.sampled") == ([["backbone", "refiner"], ["tree"], ["sampled"], []], True)
     assert kept("eval.everywhere") == ([[], ["ngram"], [], ["everywhere"]], True)
+    assert plan.only(["eval.everywhere"]).answers.prompts == ["toy.jsonl", "more.jsonl"]
     both = ([["backbone", "refiner"], ["chain", "ngram", "tree"], ["greedy"], ["held-out"]], True)
     assert kept("eval.held-out", "bench.greedy") == both
     with pytest.raises(InputError, match=r"called 'bench\.gredy'; did you mean 'bench\.greedy'"):
         plan.only(["bench.gredy"])
+
+
+def test_without_trainings_answers_are_those_that_are_looked_at(write, registry):
+    text = changed(("limit = 1\nanchors", 'arms = ["ngram"]\nlimit = 1\nanchors'))
+    found = StudyPlan.load(write(text), registry).only(["eval.held-out"])
+    assert not found.trained
+    assert found.answers.prompts == ["toy.jsonl"]
 
 
 def test_a_bench_of_recipes_needs_no_answers(write, registry):
@@ -228,6 +236,7 @@ FAULTS = {
         ["packages: expected treeflash-nonesuch to be installed, found none"],
     ),
     "packages that are none": ("packages = 'x'", ["packages: expected a list of names, found 'x'"]),
+    "a package of a version": ("packages = ['x>1']", ["expected a list of names, found ['x>1']"]),
     "misspelled key": (
         changed(("limit = 1", "limt = 1")),
         ["bench.greedy.limt: unknown key; did you mean 'limit'"],
@@ -378,7 +387,11 @@ def test_the_command(command, write, inputs, tmp_path, monkeypatch):
     words = ["--prompts", inputs, "--out", tmp_path / "out"]
     both = f"{text}\nmax_new_tokens = 6\n[bench.more]\nprompts = ['gone.jsonl']"
     status, out, _ = command("study", write(both), *words, "--only", "bench.all")
-    assert (status, out.splitlines()[-1]) == (0, f"report: {tmp_path / 'out' / 'report.html'}")
+    # A page of its own, so that one of everything stays.
+    page = tmp_path / "out" / "report-bench.all.html"
+    assert (status, out.splitlines()[-1]) == (0, f"report: {page}")
+    assert page.is_file()
+    assert not (tmp_path / "out" / "report.html").exists()
     shutil.rmtree(tmp_path / "out")
     status, _, err = command("study", write(both), *words, "--only", "bench.al")
     assert (status, "no measurement is called 'bench.al'; did you mean 'bench.all'" in err) == (2, True)

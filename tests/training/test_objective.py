@@ -16,6 +16,7 @@ from treeflash.components.trainables.blocks import Blocks
 from treeflash.components.trainables.comparison import measure
 from treeflash.components.trainables.dflash import DFlashTrainable, DFlashTrainingOptions, Questions
 from treeflash.engine import Decoder
+from treeflash.errors import CompositionError
 from treeflash.packed_text import PackedText
 from treeflash.places import locate
 from treeflash.trainable import Task, TrainContext
@@ -26,7 +27,7 @@ PROMPT = [2, *b"Gus has 12 pens. Gus finds"]
 REFINERS = {"none": None, "swiglu": SwiGlu, "two-token": TwoToken, "linear": Linear, "bilinear": Bilinear}
 
 
-def trainable(target, kind=None, columns=None, *, shaken=True, **options):
+def trainable(target, kind=None, columns=None, *, shaken=True, refiner_checkpoint=None, **options):
     """A trainable around the tiny drafter's backbone, its refiner far from zero."""
     made = DFlashTrainable.from_options(
         DFlashTrainingOptions(**{"checkpoint": "treeflash.testing:models/tiny-dflash", **options}),
@@ -37,7 +38,7 @@ def trainable(target, kind=None, columns=None, *, shaken=True, **options):
             columns=columns,
             frequent=lambda size: torch.arange(size),
             refiner=kind,
-            refiner_options=None if kind is None else kind.TrainingOptions(),
+            refiner_options=None if kind is None else kind.TrainingOptions(checkpoint=refiner_checkpoint),
             dtype=torch.float32,
             generator=torch.Generator().manual_seed(0),
         ),
@@ -277,6 +278,15 @@ def test_a_refiner_starts_anew_where_it_is_told_to(tiny_target):
     for made, equal in ((kept, False), (anew, True)):
         found = made.simulate(ask(made, row, anchors), row)
         assert torch.equal(found["refined"].divergence, found["backbone"].divergence) == equal
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "refiner"), [(None, None), ("treeflash.testing:models/tiny-treeflash",) * 2]
+)
+def test_nothing_to_start_anew_is_refused(tiny_target, checkpoint, refiner):
+    """No refiner is there to be left alone, or the recipe names one."""
+    with pytest.raises(CompositionError, match=r"drafter\.fresh_refiner: expected a drafter\.checkpoint"):
+        trainable(tiny_target, SwiGlu, checkpoint=checkpoint, fresh_refiner=True, refiner_checkpoint=refiner)
 
 
 def test_measured_is_what_can_be_drafted(tiny_target):

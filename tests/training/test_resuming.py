@@ -199,6 +199,21 @@ def test_a_finished_run_trains_nothing_more(run, tmp_path):
     assert content() == before
 
 
+def test_a_run_told_to_end_where_it_was_stopped_is_measured_there(run, stop_at, stopped, tmp_path):
+    """Between two measurements: the last one is of other weights."""
+    settings = {**SHORT, "steps": 6, "save_every": 2, "evaluate_every": 6}
+    with pytest.raises(stopped):
+        run(tmp_path, train=settings, listener=stop_at(5))
+    run(tmp_path, train={**settings, "steps": 4})
+    shipped = json.loads((tmp_path / "drafter" / "training.json").read_text())["heldout"]
+    found = {line["step"]: line["heldout"] for line in record(tmp_path) if "heldout" in line}
+    assert list(found) == [0, 4]
+    assert shipped == found[4] != found[0]
+    before = record(tmp_path)
+    run(tmp_path, train={**settings, "steps": 4})
+    assert record(tmp_path) == before
+
+
 @pytest.fixture(scope="module")
 def begun(run, tmp_path_factory):
     """What the plain run is begun with."""
@@ -234,7 +249,7 @@ def test_a_run_may_go_on_longer_at_another_rate(run, tmp_path):
     record = json.loads((tmp_path / "drafter" / "training.json").read_text())
     assert record["settings_on_the_way"] == expected
     assert record["steps"] == 6
-    with pytest.raises(InputError, match=r"train\.steps: expected at least the 6 that are done, found 4"):
+    with pytest.raises(InputError, match=r"train\.steps: expected at least 6, which are done, found 4"):
         run(tmp_path, train={**SHORT, "steps": 4})
 
 

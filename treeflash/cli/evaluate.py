@@ -28,7 +28,7 @@ def _budgets(context: click.Context, parameter: click.Parameter, value: str) -> 
         found = ()
     if not found or any(not 1 <= budget <= MOST_NODES for budget in found):
         raise click.BadParameter(
-            f"expected numbers of nodes like 15,63, each up to {MOST_NODES}, found {value!r}"
+            f"expected numbers of nodes like 15,63, each from 1 to {MOST_NODES}, found {value!r}"
         )
     return found
 

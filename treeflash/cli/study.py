@@ -22,7 +22,7 @@ from treeflash.plugins import Registry
     "--only",
     multiple=True,
     metavar="bench.NAME|eval.NAME",
-    help="A measurement to make, with what it needs and no other; may be repeated. All when not given.",
+    help="A measurement to make, with what it needs and no other, on a page of its own; may be repeated.",
 )
 def study(study: str, prompts: Path, out: Path, only: tuple[str, ...]) -> None:
     """Run STUDY, the name of a study or the path of one.
@@ -32,7 +32,7 @@ def study(study: str, prompts: Path, out: Path, only: tuple[str, ...]) -> None:
     """
     require_charts()
     try:
-        from treeflash.evaluation.study import Study
+        from treeflash.evaluation.study import REPORT, Study
         from treeflash.evaluation.study_plan import StudyPlan
     except ImportError as error:
         raise TrainingError(f"studies need more packages ({error}): pip install 'treeflash[eval]'") from None
@@ -50,5 +50,7 @@ def study(study: str, prompts: Path, out: Path, only: tuple[str, ...]) -> None:
         def on_progress(what: str, done: int, total: int) -> None:
             bar.update(task, description=what, completed=done, total=total)
 
-        page = Study(plan, registry, prompts, out, say, on_progress).run()
+        # A report of everything that is there already is not to be lost to one of a part.
+        report = f"report-{'-'.join(only)}.html" if only else REPORT
+        page = Study(plan, registry, prompts, out, say, on_progress, report).run()
     click.echo(f"report: {page}")

@@ -140,7 +140,14 @@ def measured(target: HuggingFaceTarget, arms: Sequence[Arm]) -> dict[str, Any]:
 
 
 def places(arms: Sequence[Arm]) -> set[str]:
-    """Dotted keys in `measured` of where weights lie, which may be elsewhere as long as they are the same."""
+    """Names what two measurements may differ in: where weights lie, which are compared themselves.
+
+    Args:
+        arms: The arms.
+
+    Returns:
+        Dotted keys of `measured`.
+    """
     return {f"arms.{arm.name}.{key}" for arm in arms for key in arm.weights}
 
 

@@ -21,7 +21,7 @@ from treeflash.prompts import Prompt
 from treeflash.sampling import Draws
 from treeflash.target import HuggingFaceTarget
 from treeflash.target.text import TextCodec
-from treeflash.training.folders import begin
+from treeflash.training.folders import begin, flat, read_manifest, refuse_changes
 
 MANIFEST, RUNS = "bench.json", "runs.jsonl"
 _IDENTICAL = "identical"
@@ -98,12 +98,15 @@ class Bench:
             InputError: When the folder was begun with other settings or cannot be written, or a prompt does
                 not fit the target.
         """
-        begin(self.folder, MANIFEST, self._manifest(), places(self.arms))
+        machine = flat({"measured_on": hardware(self.target.device)})
+        begin(self.folder, MANIFEST, self._manifest(), places(self.arms) | machine.keys())
         found = {(line.set_name, line.index): line for line in read_runs(self.folder)}
         wanted = [
             (prompts, index, prompt) for prompts in self.sets for index, prompt in enumerate(prompts.prompts)
         ]
         if any((prompts.name, index) not in found for prompts, index, _ in wanted):
+            before = flat(read_manifest(self.folder, MANIFEST, "a folder of a bench"))
+            refuse_changes(self.folder, {key: before.get(key) for key in machine}, machine)
             self._warm_up(wanted[0][2])
         for done, (prompts, index, prompt) in enumerate(wanted):
             self.on_prompt(done, len(wanted))
@@ -133,7 +136,7 @@ class Bench:
                 audit = compare(answers[arm.name], plain, draws)
                 turns.append(attrs.evolve(runs[arm.name], audit=audit.kind or _IDENTICAL))
             # Every arm goes on from the same words.
-            said.append(_text(codec, plain))
+            said.append(said_by(codec, list(plain.generation.token_ids), plain.generation.stop_reason))
         return turns
 
     def _answer(self, arm: Arm, prompt_ids: list[int], index: int, turn: int) -> tuple[Recorded, Run]:
@@ -173,7 +176,7 @@ class Bench:
         return {
             "settings": attrs.asdict(self.settings),
             **measured(self.target, self.arms),
-            "clock": hardware(self.target.device),
+            "measured_on": hardware(self.target.device),
             "sets": {
                 prompts.name: {"prompts": len(prompts.prompts), "keys": _keys(prompts)}
                 for prompts in self.sets
@@ -207,10 +210,15 @@ def read_runs(folder: Path) -> Iterator[PromptRuns]:
             raise InputError(f"{path}: line {number} is not a measurement ({error})") from None
 
 
-def _text(codec: TextCodec, answer: Recorded) -> str:
-    tokens = list(answer.generation.token_ids)
-    stopped = answer.generation.stop_reason == STOP_TOKEN
-    return codec.decode(tokens[:-1] if stopped else tokens)
+def said_by(codec: TextCodec, token_ids: list[int], stop_reason: str | None) -> str:
+    """The words of an answer, as they stand in a conversation that goes on.
+
+    Args:
+        codec: The target's.
+        token_ids: The answer.
+        stop_reason: Why it ended; a token that stopped it is none of its words.
+    """
+    return codec.decode(token_ids[:-1] if stop_reason == STOP_TOKEN else token_ids)
 
 
 def _keys(prompts: PromptSet) -> str:

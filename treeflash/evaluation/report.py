@@ -62,10 +62,10 @@ def facts(manifest: Mapping[str, Any]) -> str:
     Args:
         manifest: What was measured.
     """
-    settings, clock = manifest["settings"], manifest["clock"]
-    threads = "" if clock["threads"] is None else f", {clock['threads']} threads"
+    settings, machine = manifest["settings"], manifest["measured_on"]
+    threads = "" if machine["threads"] is None else f", {machine['threads']} threads"
     return (
-        f"{manifest['target']['dtype']} on {clock['device']}{threads}, torch {clock['torch']}, "
+        f"{manifest['target']['dtype']} on {machine['device']}{threads}, torch {machine['torch']}, "
         f"temperature {settings['temperature']}, up to {settings['max_new_tokens']} new tokens, "
         f"seed {settings['seed']}"
     )

@@ -47,6 +47,7 @@ class Study:
         out: Folder of everything it makes.
         say: Called with a sentence as each part begins.
         on_progress: Called with what is counted, how many are done and how many there are.
+        report: Name of its page.
     """
 
     plan: StudyPlan
@@ -55,6 +56,7 @@ class Study:
     out: Path
     say: Callable[[str], None] = lambda sentence: None
     on_progress: Callable[[str, int, int], None] = lambda what, done, total: None
+    report: str = REPORT
 
     def run(self) -> Path:
         """Makes what is missing, measures, and writes the report.
@@ -79,8 +81,8 @@ class Study:
         for name, wanted in plan.evals.items():
             for folder in folders if wanted.answers is None else map(self._answered, wanted.answers):
                 parts += self._eval(name, wanted, target, arms, folder)
-        write_atomically(self.out / REPORT, document(plan.title, str(plan.path.name), parts))
-        return self.out / REPORT
+        write_atomically(self.out / self.report, document(plan.title, str(plan.path.name), parts))
+        return self.out / self.report
 
     def _answers(self, plan: AnswersPlan) -> list[Path]:
         """The target's answers to each file of prompts."""
@@ -121,7 +123,7 @@ class Study:
             tables = merge(tables, {"drafter": {"checkpoint": str(self._drafter(plan.start))}})
         recipe = TrainingRecipe.load(plan.recipe, self.registry, tables)
         out = self.out / "trained" / name
-        # What others of the study measured with it is not to change under them.
+        # What is measured already was measured with this drafter: trained on, it would be another.
         refuse_adjusted(out, recipe.tables)
         self.say(f"training {name}")
         listener = session.Listener(
@@ -145,7 +147,17 @@ class Study:
         return open_arms(asked, self.registry, {"target": self.plan.target})
 
     def sets(self, plan: BenchPlan) -> list[PromptSet]:
-        """The prompt sets of a measurement."""
+        """Reads the prompt sets of a measurement.
+
+        Args:
+            plan: The measurement.
+
+        Returns:
+            The sets, in its order.
+
+        Raises:
+            InputError: When one cannot be read.
+        """
         return [open_set(self._placed(place), limit=plan.limit, draw=plan.draw) for place in plan.prompts]
 
     def _bench(

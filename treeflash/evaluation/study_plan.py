@@ -1,5 +1,6 @@
 """What a study does: a TOML file of answers, trainings, arms and measurements."""
 
+import re
 import tomllib
 from collections.abc import Collection, Mapping
 from importlib.metadata import PackageNotFoundError, distribution
@@ -21,6 +22,7 @@ from treeflash.structuring import structure
 from treeflash.training.training_recipe import TrainingRecipe
 
 T = TypeVar("T")
+_PACKAGE = re.compile(r"[A-Za-z0-9][\w.-]*")
 _AT_LEAST_ONE = optional(ge(1))
 
 
@@ -178,7 +180,7 @@ class StudyPlan:
         if not isinstance(title, str):
             faults.append(f"title: expected a string, found {title!r}")
         packages = written.pop("packages", [])
-        if not isinstance(packages, list) or not all(isinstance(name, str) for name in packages):
+        if not isinstance(packages, list) or not all(_PACKAGE.fullmatch(str(name)) for name in packages):
             raise RecipeError(f"{path}: packages: expected a list of names, found {packages!r}")
         absent = [name for name in packages if not _installed(name)]
         if absent:
@@ -195,7 +197,7 @@ class StudyPlan:
             benches=_named(tables, "bench", BenchPlan, faults),
             evals=_named(tables, "eval", EvalPlan, faults),
         )
-        if not (tables.get("bench") or tables.get("eval")):
+        if not {"bench", "eval"} & tables.keys():
             faults.append("expected a table [bench.NAME] or [eval.NAME], found neither")
         faults += made._misfits(registry)
         if faults:
@@ -230,6 +232,10 @@ class StudyPlan:
                 needed.add(self.trained[name].start)
         trained = {name: training for name, training in self.trained.items() if name in needed}
         answers = self.answers if trained or kept["eval"] else None
+        if answers is not None and not trained:
+            along = [plan.answers or answers.prompts for plan in kept["eval"].values()]
+            asked = [place for place in answers.prompts if any(place in places for places in along)]
+            answers = attrs.evolve(answers, prompts=asked)
         return attrs.evolve(
             self, answers=answers, trained=trained, arms=arms, benches=kept["bench"], evals=kept["eval"]
         )

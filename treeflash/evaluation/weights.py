@@ -9,7 +9,7 @@ from treeflash.plugins import Registry
 from treeflash.recipe import Recipe
 from treeflash.training.shipping import RECORD
 
-_PATTERNS = ("*.json", "*.safetensors", "*.bin")
+_PATTERNS = ("*.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.npz", "*.gguf")
 # Files up to here are read whole; of larger ones so many pieces of so many bytes, beside the header.
 _WHOLE = 256 * 2**20
 _PIECES, _PIECE = 4096, 16 * 2**10

@@ -103,7 +103,7 @@ def refuse_changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, An
         if before.get(key) != now.get(key)
     ]
     if faults:
-        headline = f"{folder} was begun with other settings (another folder begins anew)"
+        headline = f"{folder} was begun with other settings (deleted, or in another place, it begins anew)"
         raise InputError(bullet_list(headline, faults))
 
 

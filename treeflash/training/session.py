@@ -90,18 +90,21 @@ def train(
         trainable = _start(recipe, target, corpus, columns)
     trained = sum(weight.numel() for weight in trainable.parameters() if weight.requires_grad)
     parameters = sum(weight.numel() for weight in trainable.parameters())
-    states = _states(recipe, trainable, corpus, out, accelerator, listener)
     facts = {
         "answers": corpus.fingerprint,
         "target_weights": weights,
         "first_weights": digest(trainable),
         "processes": accelerator.num_processes,
     }
-    done = Snapshots.of_run(out).last_step()
-    if done > recipe.train.steps:
-        wanted = recipe.train.steps
-        raise InputError(f"{out}: train.steps: expected at least the {done} that are done, found {wanted}")
-    by_the_first(accelerator, lambda: begin_run(out, recipe.tables, facts, done))
+
+    def begin_or_go_on() -> None:
+        done, wanted = Snapshots.of_run(out).last_step(), recipe.train.steps
+        if done > wanted:
+            raise InputError(f"{out}: train.steps: expected at least {done}, which are done, found {wanted}")
+        begin_run(out, recipe.tables, facts, done)
+
+    by_the_first(accelerator, begin_or_go_on)
+    states = _states(recipe, trainable, corpus, out, accelerator, listener)
     listener.say(
         f"{len(corpus.train)} texts to train on, {len(corpus.heldout)} to measure on; "
         f"{trained / 1e6:.1f} of {parameters / 1e6:.1f} million weights are trained"

@@ -85,6 +85,7 @@ class Run:
         positions: Drafted positions learned from.
         seconds: Spent on steps.
         measured: The last measurement.
+        measured_at: The step it was made after; None where that was not written down.
         watch: What was seen of the loss.
     """
 
@@ -92,6 +93,7 @@ class Run:
     positions: int = 0
     seconds: float = 0.0
     measured: dict[str, Any] = attrs.field(factory=dict)
+    measured_at: int | None = None
     watch: Watch = attrs.field(factory=Watch)
 
 
@@ -150,7 +152,7 @@ class Trainer:
 
         def measure() -> None:
             with average.in_place():
-                run.measured = self.heldout.measure()
+                run.measured, run.measured_at = self.heldout.measure(), run.step
                 settle(model)
             record({"heldout": run.measured})
             if main:
@@ -181,6 +183,10 @@ class Trainer:
             if main:
                 efficiency = headline(run.measured)
                 self.on_progress(Progress(run.step, self.train.steps, loss, efficiency, asked / spent))
+        if run.measured_at not in (run.step, None):
+            # Told to end where it had been stopped.
+            measure()
+            self._save(snapshots, run, model, optimizer, average)
         if metrics is not None:
             metrics.close()
         for weight, value in zip(weights, average.values, strict=False):

@@ -119,6 +119,13 @@ class DFlashTrainable(Trainable):
             raise CompositionError(
                 "nothing is left to train: the backbone is frozen, and the recipe has no refiner with weights"
             )
+        if options.fresh_refiner and (
+            options.checkpoint is None or getattr(context.refiner_options, "checkpoint", None) is not None
+        ):
+            raise CompositionError(
+                "drafter.fresh_refiner: expected a drafter.checkpoint whose refiner is left alone, and no "
+                "refiner.checkpoint"
+            )
         start = start_network(options, target, context.locate, context.generator)
         refiner = None
         if kind is not None:
