@@ -1,8 +1,11 @@
 """Prompts from files, in the forms that data sets come in."""
 
+import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +45,9 @@ FORMS = (
 
 
 def read_prompts(path: Path | str, limit: int | None = None) -> list[Prompt]:
-    """Reads a file of JSON lines.
+    """Reads a file of JSON lines, or one JSON array; compressed where its name ends in `.gz`.
 
-    Each line is an object with `turns`, `prompt`, `question`, `problem` or `text`, the first of these that it
+    Each line or element is an object with `turns`, `prompt`, `question`, `problem` or `text`, the first of these that it
     has: a text, or a list of texts that are said in turn. Other keys are passed over. Repeated prompts are
     read once.
 
@@ -59,10 +62,31 @@ def read_prompts(path: Path | str, limit: int | None = None) -> list[Prompt]:
         InputError: When the file cannot be read, has no rows, or has rows without text; the message
             lists the lines at fault.
     """
-    path = Path(path)
     faults: list[str] = []
+    return prompts_of(read_rows(path, faults, limit), str(path), faults)
+
+
+def read_rows(path: Path | str, faults: list[str], limit: int | None = None) -> dict[str, Any]:
+    """Reads the rows of a file that `read_prompts` reads, whatever they are.
+
+    Args:
+        path: The file.
+        faults: Takes what is wrong with lines.
+        limit: Rows to read at most.
+
+    Returns:
+        The rows, by what to call each in a message.
+
+    Raises:
+        InputError: When the file cannot be read.
+    """
+    path = Path(path)
+    lines = _lines(path)
+    first = next(lines, "")
+    if first.lstrip().startswith("["):
+        return _elements(path, first + "".join(lines), limit)
     rows: dict[str, Any] = {}
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(chain([first], lines), start=1):
         if limit is not None and number > limit:
             break
         if line.strip():
@@ -71,7 +95,7 @@ def read_prompts(path: Path | str, limit: int | None = None) -> list[Prompt]:
                 rows[where] = json.loads(line)
             except ValueError:
                 faults.append(f"{where}: not valid JSON; expected an object on each line")
-    return prompts_of(rows, str(path), faults)
+    return rows
 
 
 def prompts_of(rows: Mapping[str, Any], source: str, faults: Sequence[str] = ()) -> list[Prompt]:
@@ -101,12 +125,24 @@ def prompts_of(rows: Mapping[str, Any], source: str, faults: Sequence[str] = ())
     return list(prompts.values())
 
 
-def _lines(path: Path) -> Iterator[str]:
+def _elements(path: Path, text: str, limit: int | None) -> dict[str, Any]:
+    """The rows of a file that is one array (MBPP, sanitized)."""
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        found: list[Any] = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{path}: not valid JSON ({error})") from None
+    return {f"element {number}": row for number, row in enumerate(found[:limit], start=1)}
+
+
+def _lines(path: Path) -> Iterator[str]:
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8-sig") as file:
             yield from file
+    except (EOFError, zlib.error) as error:
+        raise InputError(f"{path}: not whole ({error})") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 ({error.reason})") from None
 

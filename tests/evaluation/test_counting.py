@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from treeflash.engine import Decoder, Emission, Generation
+from treeflash.errors import InputError
 from treeflash.evaluation.bench import PromptRuns
 from treeflash.evaluation.counts import MOST_RANKS, Run, TreeCounts
-from treeflash.evaluation.summary import summarise
+from treeflash.evaluation.summary import ratios, summarise
 from treeflash.recipe import load
 from treeflash.statistics import Statistics, StepRecord
 from treeflash.tree import TokenTree
@@ -59,6 +60,8 @@ def test_tau_is_pooled_over_steps():
     (_, mine) = summarise(prompts(([1] * 8, [4, 4]), ([1] * 3, [1, 1, 1])))["set"]
     assert mine.block_efficiency == pytest.approx(2.2)
     assert (mine.steps, mine.prompts, mine.new_tokens) == (5, 2, 13)
+    # Drawn anew, all prompts may be the first or the second.
+    assert (mine.block_efficiency_low, mine.block_efficiency_high) == (1.0, 4.0)
 
 
 def test_speed_is_a_ratio_of_totals():
@@ -98,6 +101,31 @@ def test_a_draw_of_answers_without_steps_has_no_speed():
     empty = PromptRuns("set", 1, "b", [run("plain", (), 0.0), run("mine", (), 0.0)])
     _, mine = summarise([*timed((1.0, 0.5)), empty])["set"]
     assert (mine.speedup, mine.speedup_low, mine.speedup_high) == (2.0, 2.0, 2.0)
+
+
+def test_two_arms_are_compared_on_the_same_prompts():
+    def line(name, index, mine, other, seconds):
+        return PromptRuns(
+            name, index, str(index), [run("plain", [1]), run("mine", mine, 1.0), run("other", other, seconds)]
+        )
+
+    # Twice the tokens a step on every prompt of the first set, however many those are; in the second once as
+    # many and twice as many. As fast in the first, and in the second three times as fast.
+    lines = [
+        line("a", 0, [4, 4], [2, 2, 2, 2], 1.0),
+        line("a", 1, [2], [1, 1], 1.0),
+        line("b", 0, [4], [4], 3.0),
+        line("b", 1, [4], [2, 2], 3.0),
+    ]
+    found = ratios(lines, "mine", "other")
+    assert list(found) == ["a", "b", "mean"]
+    assert [attrs.astuple(ratio) for ratio in found["a"]] == [(2.0, 2.0, 2.0), (1.0, 1.0, 1.0)]
+    assert attrs.astuple(found["b"][0]) == pytest.approx((1.5, 1.0, 2.0))
+    assert attrs.astuple(found["b"][1]) == pytest.approx((3.0, 3.0, 3.0))
+    assert attrs.astuple(found["mean"][0]) == pytest.approx((1.75, 1.5, 2.0))
+    assert found["mean"][1].value == pytest.approx(2.0)
+    with pytest.raises(InputError, match="no arm is called 'othr'; did you mean 'other'"):
+        ratios(lines, "mine", "othr")
 
 
 def test_accepted_by_depth():

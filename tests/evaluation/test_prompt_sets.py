@@ -73,6 +73,9 @@ def test_mbpp_is_measured_on_its_test_rows(write):
     assert sorted(turns(open_set(f"mbpp={path}", limit=4, draw=1))) == sorted(kept)
     assert len(turns(everything(f"mbpp={path}", reworded=False))) == 8
     assert len(turns(everything(str(path)))) == 8
+    array = path.with_suffix(".json")
+    array.write_text(json.dumps(rows))
+    assert turns(everything(f"mbpp={array}")) == kept[:2]
     path = write(*rows[-2:])
     with pytest.raises(
         InputError, match=r"a task_id of 11 to 510, .* found 511 to 974; --as-it-is takes all"

@@ -1,5 +1,6 @@
 """Data directories: complete, resumable, never half-written, never mixed."""
 
+import gzip
 import json
 import os
 import signal
@@ -219,6 +220,30 @@ def test_read_from_the_shipped_forms(tmp_path):
     file.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     assert [prompt.turns for prompt in read_prompts(file)] == [("Q",), ("P",), ("T",), ("A", "B")]
     assert len(read_prompts(file, limit=2)) == 2
+    # As MBPP's sanitized form comes, and HumanEval.
+    array, packed = tmp_path / "prompts.json", tmp_path / "prompts.jsonl.gz"
+    array.write_text(json.dumps(rows, indent=1))
+    packed.write_bytes(gzip.compress(file.read_bytes()))
+    for other in (array, packed):
+        assert read_prompts(other) == read_prompts(file)
+        assert len(read_prompts(other, limit=2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fault"),
+    [
+        ("a.json", b'[{"prompt": "P"}', "not valid JSON"),
+        ("a.json", b'[{"prompt": "P"}, 3]', "element 2: expected a JSON object, found int"),
+        ("a.json", b"[]", "expected at least one prompt, found none"),
+        ("a.jsonl", b"", "expected at least one prompt, found none"),
+        ("a.gz", gzip.compress(b'{"prompt": "P"}' * 99)[:-9], "not whole"),
+        ("a.gz", b'{"prompt": "P"}', "cannot be read"),
+    ],
+)
+def test_files_at_fault(tmp_path, name, content, fault):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=fault):
+        read_prompts(tmp_path / name)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 Names are a user's own: matplotlib must not read them as formulas, nor leave some out of legends.
 """
 
+import html
 import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -216,4 +217,6 @@ def _svg(down: int, across: int, draw: Callable[[Any], Legend]) -> str:
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})
     drawn = text.getvalue()
-    return drawn[drawn.index("<svg") :]
+    # For those who hear the page.
+    titles = html.escape("; ".join(axis.get_title().replace("\n", " ") for axis in axes))
+    return drawn[drawn.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{titles}"', 1)

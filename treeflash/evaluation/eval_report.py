@@ -12,6 +12,10 @@ from treeflash.files import write_atomically
 REPORT = "eval.html"
 _SHOWN_COVERS = ("1", "5")
 
+_STEPS = """
+<p>Steps are simulated along the texts, at each arm's own budget. Expected is what the weights of the drafted
+nodes add up to in a step, found how many were accepted; real is block efficiency where texts were decoded.</p>
+"""
 _NOTES = """
 <p>Distances are total variations between a draft's distribution of a position and the target's, given what
 it wrote before. The backbone knows the text up to the anchor alone; the refined distribution is given the
@@ -74,7 +78,7 @@ def sections(results: Mapping[str, Any]) -> list[str]:
         HTML, one below the other.
     """
     arms = results["arms"]
-    parts = [charts.by_budget(arms), _steps(arms)]
+    parts = [charts.by_budget(arms), _STEPS, _steps(arms)]
     measured = curves(dict(results))
     if measured:
         parts += ["<h2>By depth</h2>", _NOTES, charts.by_depth(measured, _SHOWN_COVERS)]

@@ -1,6 +1,5 @@
 """The prompt sets that papers measure on, worded as they word them, and files of one's own."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import attrs
 import torch
 
 from treeflash.errors import InputError, first_line, nearest
-from treeflash.prompts import Prompt, prompts_of, read_prompts
+from treeflash.prompts import Prompt, prompts_of, read_prompts, read_rows
 
 
 def _as_it_is(text: str) -> str:
@@ -99,8 +98,8 @@ def open_set(place: str, *, limit: int | None, draw: int | None, reworded: bool 
     """Reads a prompt set.
 
     Args:
-        place: `NAME=FILE` or `NAME` for a set of `KNOWN`, from a file or from the hub; or any file of JSON
-            lines, as `read_prompts` reads them.
+        place: `NAME=FILE` or `NAME` for a set of `KNOWN`, from a file or from the hub; or any file, as
+            `read_prompts` reads them.
         limit: Prompts to take; all when not given.
         draw: Seed to draw them by; the first ones when not given.
         reworded: Word those of a known set as papers do, and take only the rows that they measure on.
@@ -135,8 +134,7 @@ def open_set(place: str, *, limit: int | None, draw: int | None, reworded: bool 
 
 def _numbered(place: str, path: Path, first: int, last: int) -> list[Prompt]:
     """The prompts of some rows of a file that can be read: those with a task_id in reach, or with none."""
-    with path.open(encoding="utf-8-sig") as file:
-        rows = {f"line {number}": json.loads(line) for number, line in enumerate(file, 1) if line.strip()}
+    rows = read_rows(path, [])
     numbers = {where: row.get("task_id") for where, row in rows.items()}
     kept = {
         where: row

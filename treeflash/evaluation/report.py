@@ -16,8 +16,10 @@ RESULTS, REPORT = "results.json", "report.html"
 _NOTES = """
 Block efficiency is tokens emitted by verification passes over those passes, pooled over all steps; the
 token of the prefill and everything past a stop are not counted. Speed is those tokens over the time of
-decoding, the first draft included and the prefill apart. Speedup is the ratio of total speeds, with its
-95 % interval over prompts drawn anew. Budgets do not count the root.
+decoding, the first draft included and the prefill apart. Speedup is the ratio of total speeds. Intervals
+are of 95 %, over prompts drawn anew. Budgets do not count the root. An answer is the same as plain
+decoding's to the token; or parts from it where two tokens tie as nearly as the dtype rounds, a near-tie; or
+is a mismatch, which is a fault.
 """
 
 
@@ -98,7 +100,7 @@ def sections(summaries: Mapping[str, Sequence[ArmSummary]], manifest: Mapping[st
 def _results(rows: Sequence[ArmSummary]) -> str:
     heads = (
         "arm",
-        "block efficiency",
+        "block efficiency (95 %)",
         "tokens/s",
         "speedup (95 %)",
         "prefill",
@@ -112,7 +114,7 @@ def _results(rows: Sequence[ArmSummary]) -> str:
         lines.append(
             (
                 row.arm,
-                f"{row.block_efficiency:.2f}",
+                f"{row.block_efficiency:.2f} ({row.block_efficiency_low:.2f} to {row.block_efficiency_high:.2f})",
                 f"{row.tokens_per_second:.1f}",
                 f"{row.speedup:.2f} ({row.speedup_low:.2f} to {row.speedup_high:.2f})",
                 f"{1000 * row.prefill_seconds:.0f} ms",

@@ -6,6 +6,7 @@ from typing import Any
 import attrs
 import torch
 
+from treeflash.errors import InputError, nearest
 from treeflash.evaluation.arms import PLAIN
 from treeflash.evaluation.bench import PromptRuns
 from treeflash.evaluation.counts import Run, TreeCounts
@@ -24,10 +25,12 @@ class ArmSummary:
         new_tokens: Tokens written, those of the prefill included.
         steps: Verification passes.
         block_efficiency: Tokens that the steps emitted, by the steps.
+        block_efficiency_low: Lower end of its confidence interval (95 %, bootstrap over prompts).
+        block_efficiency_high: Upper end.
         tokens_per_second: The same tokens, by the time of decoding.
         prefill_seconds: Time to read an average prompt.
         speedup: Tokens per second against plain decoding.
-        speedup_low: Lower end of its confidence interval (95 %, bootstrap over prompts).
+        speedup_low: Lower end of its confidence interval.
         speedup_high: Upper end.
         accepted: Share of the steps that accepted to depth 1, 2, ...
         rank_rates: By depth and rank among siblings: how often the target chose a child, where there was one.
@@ -42,6 +45,8 @@ class ArmSummary:
     new_tokens: int
     steps: int
     block_efficiency: float
+    block_efficiency_low: float
+    block_efficiency_high: float
     tokens_per_second: float
     prefill_seconds: float
     speedup: float
@@ -64,23 +69,79 @@ def summarise(lines: Sequence[PromptRuns]) -> dict[str, list[ArmSummary]]:
     Returns:
         By prompt set, a summary of each arm, plain decoding first.
     """
-    sets: dict[str, list[PromptRuns]] = {}
-    for line in lines:
-        sets.setdefault(line.set_name, []).append(line)
     found = {}
-    for name, prompts in sets.items():
+    for name, prompts in _by_set(lines).items():
         arms = list(dict.fromkeys(run.arm for line in prompts for run in line.runs))
-        work = {
-            arm: torch.tensor([_work(line, arm) for line in prompts], dtype=torch.float64) for arm in arms
-        }
+        work = {arm: _work(prompts, arm) for arm in arms}
         found[name] = [_arm(arm, prompts, work) for arm in arms]
     return found
 
 
-def _work(line: PromptRuns, arm: str) -> tuple[float, float]:
-    """Tokens that an arm's steps emitted for a prompt, and their seconds."""
-    runs = [run for run in line.runs if run.arm == arm]
-    return float(sum(sum(run.emitted) for run in runs)), sum(run.decode_seconds for run in runs)
+@attrs.frozen
+class Ratio:
+    """One arm over another.
+
+    Attributes:
+        value: The ratio.
+        low: Lower end of its confidence interval (95 %, bootstrap over prompts, the same for both arms).
+        high: Upper end.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+def ratios(lines: Sequence[PromptRuns], arm: str, other: str) -> dict[str, tuple[Ratio, Ratio]]:
+    """Compares two arms prompt by prompt.
+
+    Args:
+        lines: All runs, of all sets.
+        arm: One.
+        other: What it is compared with.
+
+    Returns:
+        By prompt set, and under "mean" for the mean over all sets, the ratios of block efficiencies and of
+        tokens per second.
+
+    Raises:
+        InputError: When an arm was not measured.
+    """
+    measured = dict.fromkeys(run.arm for line in lines for run in line.runs)
+    for name in (arm, other):
+        if name not in measured:
+            raise InputError(f"no arm is called {name!r}{nearest(name, measured)}")
+    whole, drawn = [], []
+    sets = _by_set(lines)
+    for number, prompts in enumerate(sets.values()):
+        mine, theirs = _work(prompts, arm), _work(prompts, other)
+        whole.append(torch.stack([per(mine.sum(0)) / per(theirs.sum(0)) for per in (_per_step, _per_second)]))
+        picked = _picked(len(prompts), number)
+        sums = mine[picked].sum(1), theirs[picked].sum(1)
+        drawn.append(torch.stack([per(sums[0]) / per(sums[1]) for per in (_per_step, _per_second)]))
+    names = [*sets, "mean"]
+    values, draws = ([*of, torch.stack(of).mean(dim=0)] for of in (whole, drawn))
+    return {
+        name: (Ratio(float(value[0]), *_ends(draw[0])), Ratio(float(value[1]), *_ends(draw[1])))
+        for name, value, draw in zip(names, values, draws, strict=True)
+    }
+
+
+def _by_set(lines: Sequence[PromptRuns]) -> dict[str, list[PromptRuns]]:
+    sets: dict[str, list[PromptRuns]] = {}
+    for line in lines:
+        sets.setdefault(line.set_name, []).append(line)
+    return sets
+
+
+def _work(prompts: Sequence[PromptRuns], arm: str) -> torch.Tensor:
+    """Tokens that an arm's steps emitted for each prompt, their seconds, and the steps: float64 `[n, 3]`."""
+    found = []
+    for line in prompts:
+        runs = [run for run in line.runs if run.arm == arm]
+        emitted = [count for run in runs for count in run.emitted]
+        found.append((sum(emitted), sum(run.decode_seconds for run in runs), len(emitted)))
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def _arm(arm: str, prompts: Sequence[PromptRuns], work: Mapping[str, torch.Tensor]) -> ArmSummary:
@@ -91,16 +152,22 @@ def _arm(arm: str, prompts: Sequence[PromptRuns], work: Mapping[str, torch.Tenso
     deepest = max((depth for run in runs for depth in run.depth), default=0)
     trees = sum((run.trees for run in runs), TreeCounts())
     peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]
-    low, high = _interval(work[arm], work[PLAIN])
+    picked = _picked(len(prompts))
+    mine, plain = work[arm][picked].sum(1), work[PLAIN][picked].sum(1)
+    tau_low, tau_high = _ends(_per_step(mine))
+    low, high = _ends(_per_second(mine) / _per_second(plain))
+    speedup = _per_second(work[arm].sum(0)) / _per_second(work[PLAIN].sum(0))
     return ArmSummary(
         arm=arm,
         prompts=len(prompts),
         new_tokens=sum(len(run.token_ids) for run in runs),
         steps=steps,
         block_efficiency=_ratio(emitted, steps),
+        block_efficiency_low=tau_low,
+        block_efficiency_high=tau_high,
         tokens_per_second=_ratio(emitted, seconds),
         prefill_seconds=_ratio(sum(run.prefill_seconds for run in runs), len(runs)),
-        speedup=float(_speedup(work[arm].sum(0), work[PLAIN].sum(0)).nan_to_num(nan=0.0, posinf=0.0)),
+        speedup=float(speedup.nan_to_num(nan=0.0, posinf=0.0)),
         speedup_low=low,
         speedup_high=high,
         accepted=[
@@ -116,24 +183,31 @@ def _arm(arm: str, prompts: Sequence[PromptRuns], work: Mapping[str, torch.Tenso
     )
 
 
-def _interval(mine: torch.Tensor, plain: torch.Tensor) -> tuple[float, float]:
-    """Where the speedup lies when other prompts of the kind had been drawn."""
-    count = len(mine)
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(count, (_RESAMPLES, count), generator=generator)
-    speedups = _speedup(mine[drawn].sum(1), plain[drawn].sum(1))
+def _picked(count: int, seed: int = 0) -> torch.Tensor:
+    """Prompts drawn anew, as many as there are, again and again: int64 `[resamples, count]`."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(count, (_RESAMPLES, count), generator=generator)
+
+
+def _ends(values: torch.Tensor) -> tuple[float, float]:
+    """Where a figure lies when other prompts of the kind had been drawn."""
     # Answers of the prefill's token alone have no speed, and neither has a draw of nothing else.
-    speedups = speedups[speedups.isfinite()]
-    if not len(speedups):
+    values = values[values.isfinite()]
+    if not len(values):
         return 0.0, 0.0
     ends = torch.tensor([(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
-    low, high = torch.quantile(speedups.float(), ends).tolist()
+    low, high = torch.quantile(values.float(), ends).tolist()
     return low, high
 
 
-def _speedup(mine: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
-    """Of sums `[..., 2]` of tokens and seconds; not finite where nothing was decoded."""
-    return (mine[..., 0] / mine[..., 1]) / (plain[..., 0] / plain[..., 1])
+def _per_second(work: torch.Tensor) -> torch.Tensor:
+    """Tokens per second of sums as `_work` has them; not finite where nothing was decoded."""
+    return work[..., 0] / work[..., 1]
+
+
+def _per_step(work: torch.Tensor) -> torch.Tensor:
+    """Tokens per step, in the same way."""
+    return work[..., 0] / work[..., 2]
 
 
 def _rates(trees: TreeCounts) -> list[list[float | None]]:

@@ -13,6 +13,10 @@ from treeflash.errors import InputError, bullet_list
 from treeflash.files import write_atomically
 
 
+# Differences that are listed.
+_SHOWN = 12
+
+
 def flush(path: Path) -> None:
     """Makes sure that a file is on the disk, not on its way there."""
     with path.open("rb") as file:
@@ -104,7 +108,7 @@ def refuse_changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, An
     ]
     if faults:
         headline = f"{folder} was begun with other settings (deleted, or in another place, it begins anew)"
-        raise InputError(bullet_list(headline, faults))
+        raise InputError(bullet_list(headline, faults, _SHOWN))
 
 
 def read_manifest(folder: Path, name: str, expected: str) -> dict[str, Any]:
