@@ -47,9 +47,9 @@ FORMS = (
 def read_prompts(path: Path | str, limit: int | None = None) -> list[Prompt]:
     """Reads a file of JSON lines, or one JSON array; compressed where its name ends in `.gz`.
 
-    Each line or element is an object with `turns`, `prompt`, `question`, `problem` or `text`, the first of these that it
-    has: a text, or a list of texts that are said in turn. Other keys are passed over. Repeated prompts are
-    read once.
+    Each line or element is an object with `turns`, `prompt`, `question`, `problem` or `text`, the first of
+    these that it has: a text, or a list of texts that are said in turn. Other keys are passed over. Repeated
+    prompts are read once.
 
     Args:
         path: The file.

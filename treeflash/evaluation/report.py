@@ -110,11 +110,12 @@ def _results(rows: Sequence[ArmSummary]) -> str:
     lines = []
     for row in rows:
         memory = "unknown" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f} MB"
+        low, high = row.block_efficiency_low, row.block_efficiency_high
         counts = [row.audit.get(kind, 0) for kind in ("identical", "near-tie", "mismatch")]
         lines.append(
             (
                 row.arm,
-                f"{row.block_efficiency:.2f} ({row.block_efficiency_low:.2f} to {row.block_efficiency_high:.2f})",
+                f"{row.block_efficiency:.2f} ({low:.2f} to {high:.2f})",
                 f"{row.tokens_per_second:.1f}",
                 f"{row.speedup:.2f} ({row.speedup_low:.2f} to {row.speedup_high:.2f})",
                 f"{1000 * row.prefill_seconds:.0f} ms",

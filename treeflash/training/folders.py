@@ -12,7 +12,6 @@ from safetensors import SafetensorError
 from treeflash.errors import InputError, bullet_list
 from treeflash.files import write_atomically
 
-
 # Differences that are listed.
 _SHOWN = 12
 
