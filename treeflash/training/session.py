@@ -90,21 +90,16 @@ def train(
         trainable = _start(recipe, target, corpus, columns)
     trained = sum(weight.numel() for weight in trainable.parameters() if weight.requires_grad)
     parameters = sum(weight.numel() for weight in trainable.parameters())
+    snapshots = Snapshots.of_run(out)
+    by_the_first(accelerator, lambda: _refuse_fewer(out, snapshots.last_step(), recipe.train.steps))
+    states = _states(recipe, trainable, corpus, out, accelerator, listener)
     facts = {
         "answers": corpus.fingerprint,
         "target_weights": weights,
         "first_weights": digest(trainable),
         "processes": accelerator.num_processes,
     }
-
-    def begin_or_go_on() -> None:
-        done, wanted = Snapshots.of_run(out).last_step(), recipe.train.steps
-        if done > wanted:
-            raise InputError(f"{out}: train.steps: expected at least {done}, which are done, found {wanted}")
-        begin_run(out, recipe.tables, facts, done)
-
-    by_the_first(accelerator, begin_or_go_on)
-    states = _states(recipe, trainable, corpus, out, accelerator, listener)
+    by_the_first(accelerator, lambda: begin_run(out, recipe.tables, facts, snapshots.last_step()))
     listener.say(
         f"{len(corpus.train)} texts to train on, {len(corpus.heldout)} to measure on; "
         f"{trained / 1e6:.1f} of {parameters / 1e6:.1f} million weights are trained"
@@ -153,6 +148,12 @@ def train(
     with TemporaryDirectory() as elsewhere:
         ship(trainable, Path(elsewhere) / "drafter", recipe.decoding_tables(), record)
     return out / "drafter" / RECIPE
+
+
+def _refuse_fewer(out: Path, done: int, wanted: int) -> None:
+    """Makes sure that a run is not told to end before where it is."""
+    if done > wanted:
+        raise InputError(f"{out}: train.steps: expected at least {done}, which are done, found {wanted}")
 
 
 def _start(
