@@ -17,6 +17,7 @@ import attrs
 import torch
 from rich.progress import track
 
+from treeflash.engine.audit import parting
 from treeflash.errors import InputError
 from treeflash.evaluation.arms import PLAIN
 from treeflash.evaluation.bench import MANIFEST, PromptRuns, read_runs, said_by
@@ -56,8 +57,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     words = parser.parse_args()
     registry = Registry.load()
-    path = Path(words.study) if words.study.endswith(".toml") else registry.study(words.study)
-    plan = StudyPlan.load(path, registry).only([f"bench.{words.bench}"])
+    plan = StudyPlan.load(words.study, registry).only([f"bench.{words.bench}"])
     found = judge(plan, words.bench, registry, words.prompts, words.out)
     for name, partings in {**found, "all": [each for of in found.values() for each in of]}.items():
         print(f"{name}: {len(partings)} answers part")
@@ -129,8 +129,7 @@ def parted(target: HuggingFaceTarget, line: PromptRuns, prompt: Prompt, draws: D
         plain = runs[PLAIN]
         prompt_ids, seen = codec.encode_chat(*said), dict[tuple[int, int], Parting]()
         for run in runs.values():
-            pairs = zip(run.token_ids, plain.token_ids, strict=False)
-            place = next((index for index, pair in enumerate(pairs) if pair[0] != pair[1]), None)
+            place = parting(run.token_ids, plain.token_ids)
             if place is None:
                 continue
             other = run.token_ids[place]

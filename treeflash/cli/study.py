@@ -38,7 +38,7 @@ def study(study: str, prompts: Path, out: Path, only: tuple[str, ...]) -> None:
         raise TrainingError(f"studies need more packages ({error}): pip install 'treeflash[eval]'") from None
 
     registry = Registry.load()
-    plan = StudyPlan.load(Path(study) if study.endswith(".toml") else registry.study(study), registry)
+    plan = StudyPlan.load(study, registry)
     if only:
         plan = plan.only(only)
     with resumable(), progress_bar() as bar:

@@ -101,9 +101,7 @@ def compare(one: Recorded, other: Recorded, draws: Draws) -> Audit:
         The result.
     """
     mine, theirs = one.generation.token_ids, other.generation.token_ids
-    place = next(
-        (index for index, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), None
-    )
+    place = parting(mine, theirs)
     if place is None:
         if len(mine) == len(theirs):
             return Audit(True, None, None)
@@ -121,6 +119,20 @@ def compare(one: Recorded, other: Recorded, draws: Draws) -> Audit:
         if float((run.max() - run[pair]).max()) > 2 * apart:
             return Audit(False, place, MISMATCH)
     return Audit(False, place, NEAR_TIE)
+
+
+def parting(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """Where two texts part.
+
+    Args:
+        one: Token ids.
+        other: Others.
+
+    Returns:
+        The first place where both have a token and not the same; None when there is none.
+    """
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (mine, theirs) in pairs if mine != theirs), None)
 
 
 class _Recorder:

@@ -139,7 +139,7 @@ def measured(target: HuggingFaceTarget, arms: Sequence[Arm]) -> dict[str, Any]:
     }
 
 
-def places(arms: Sequence[Arm]) -> set[str]:
+def weight_places(arms: Sequence[Arm]) -> set[str]:
     """Names what two measurements may differ in: where weights lie, which are compared themselves.
 
     Args:

@@ -12,7 +12,7 @@ import attrs
 from treeflash.engine.audit import Recorded, compare, recorded
 from treeflash.engine.stopping import STOP_TOKEN
 from treeflash.errors import InputError
-from treeflash.evaluation.arms import PLAIN, Arm, measured, places
+from treeflash.evaluation.arms import PLAIN, Arm, measured, weight_places
 from treeflash.evaluation.counts import Run, TreeCounts
 from treeflash.evaluation.memory import MemoryWatch
 from treeflash.evaluation.prompt_sets import PromptSet
@@ -21,7 +21,7 @@ from treeflash.prompts import Prompt
 from treeflash.sampling import Draws
 from treeflash.target import HuggingFaceTarget
 from treeflash.target.text import TextCodec
-from treeflash.training.folders import begin, flat, read_manifest, refuse_changes
+from treeflash.training.folders import begin
 
 MANIFEST, RUNS = "bench.json", "runs.jsonl"
 _IDENTICAL = "identical"
@@ -98,15 +98,17 @@ class Bench:
             InputError: When the folder was begun with other settings or cannot be written, or a prompt does
                 not fit the target.
         """
-        machine = flat({"measured_on": hardware(self.target.device)})
-        begin(self.folder, MANIFEST, self._manifest(), places(self.arms) | machine.keys())
+        manifest, free = self._manifest(), weight_places(self.arms)
+        # What is whole may be looked at on another machine, but not gone on with.
+        begin(
+            self.folder, MANIFEST, manifest, free | {f"measured_on.{key}" for key in manifest["measured_on"]}
+        )
         found = {(line.set_name, line.index): line for line in read_runs(self.folder)}
         wanted = [
             (prompts, index, prompt) for prompts in self.sets for index, prompt in enumerate(prompts.prompts)
         ]
         if any((prompts.name, index) not in found for prompts, index, _ in wanted):
-            before = flat(read_manifest(self.folder, MANIFEST, "a folder of a bench"))
-            refuse_changes(self.folder, {key: before.get(key) for key in machine}, machine)
+            begin(self.folder, MANIFEST, manifest, free)
             self._warm_up(wanted[0][2])
         for done, (prompts, index, prompt) in enumerate(wanted):
             self.on_prompt(done, len(wanted))

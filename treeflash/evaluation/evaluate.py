@@ -104,6 +104,7 @@ def evaluate(
     ]
     layers = sorted({layer for part in measures for layer in part.arm.decoder.drafter.tap_layers})
     depth = max((part.arm.decoder.drafter.max_depth for part in measures), default=0)
+    paths = settings.paths if depth else 0  # of arms that draft something
     marginal, noise = DepthMeasure(depth), torch.zeros(depth, dtype=torch.float64)
     texts = read_texts(folder, target, layers, split=settings.split, limit=settings.limit)
     generator = torch.Generator().manual_seed(settings.seed)
@@ -115,9 +116,9 @@ def evaluate(
             _compare(part, target, text, places)
             if number < settings.real:
                 _decode(part, target, text)
-        if settings.paths and depth:
+        if paths:
             for place in places:
-                noise += _add_marginal(marginal, target, text, place, settings.paths, generator)
+                noise += _add_marginal(marginal, target, text, place, paths, generator)
         count = number + 1
         on_text(count)
     results: dict[str, Any] = {
@@ -125,7 +126,7 @@ def evaluate(
         "texts": count,
         "arms": {part.arm.name: _arm_summary(part) for part in measures},
     }
-    if settings.paths and depth:
+    if paths:
         found = marginal.summary()
         # The average of two halves is off by about half of what they are apart.
         found["sampling_error"] = marginal.known(noise / (2 * marginal.count))

@@ -1,13 +1,14 @@
 """The prompt sets that papers measure on, worded as they word them, and files of one's own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
 
 from treeflash.errors import InputError, first_line, nearest
-from treeflash.prompts import Prompt, prompts_of, read_prompts, read_rows
+from treeflash.prompts import Prompt, prompts_of, read_rows
 
 
 def _as_it_is(text: str) -> str:
@@ -118,9 +119,11 @@ def open_set(place: str, *, limit: int | None, draw: int | None, reworded: bool 
     if known is not None and not equals:
         source, prompts = known.hub, _from_hub(name, known)
     elif equals or path.is_file():
-        source, prompts = str(path), read_prompts(path)
+        source, faults = str(path), list[str]()
+        rows = read_rows(path, faults)
+        prompts = prompts_of(rows, source, faults)
         if known is not None and known.task_ids is not None and reworded:
-            prompts = _numbered(place, path, *known.task_ids)
+            prompts = prompts_of(_numbered(place, rows, *known.task_ids), source)
     else:
         hint = nearest(place, KNOWN)
         raise InputError(f"--prompts {place}: expected a file or a known set, found neither{hint}")
@@ -132,9 +135,8 @@ def open_set(place: str, *, limit: int | None, draw: int | None, reworded: bool 
     return PromptSet(set_name(place), source, tuple(prompts[:limit]))
 
 
-def _numbered(place: str, path: Path, first: int, last: int) -> list[Prompt]:
-    """The prompts of some rows of a file that can be read: those with a task_id in reach, or with none."""
-    rows = read_rows(path, [])
+def _numbered(place: str, rows: Mapping[str, Any], first: int, last: int) -> dict[str, Any]:
+    """Those of a file's rows that have a task_id in reach, or none."""
     numbers = {where: row.get("task_id") for where, row in rows.items()}
     kept = {
         where: row
@@ -146,7 +148,7 @@ def _numbered(place: str, path: Path, first: int, last: int) -> list[Prompt]:
             f"--prompts {place}: expected rows with a task_id of {first} to {last}, which papers measure on, "
             f"found {min(numbers.values())} to {max(numbers.values())}; --as-it-is takes all"
         )
-    return prompts_of(kept, str(path))
+    return kept
 
 
 def _from_hub(name: str, known: KnownSet) -> list[Prompt]:

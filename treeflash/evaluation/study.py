@@ -10,13 +10,14 @@ import attrs
 
 from treeflash.errors import InputError, blamed_on
 from treeflash.evaluation import eval_report, report
-from treeflash.evaluation.arms import Arm, ArmText, measured, open_arms, places
+from treeflash.evaluation.arms import Arm, ArmText, measured, open_arms, weight_places
 from treeflash.evaluation.bench import MANIFEST as BENCH
 from treeflash.evaluation.bench import Bench, BenchSettings
 from treeflash.evaluation.evaluate import RESULTS, EvalSettings, evaluate, write_results
 from treeflash.evaluation.page import document, table
 from treeflash.evaluation.prompt_sets import KNOWN, PromptSet, open_set
-from treeflash.evaluation.study_plan import AnswersPlan, BenchPlan, EvalPlan, StudyPlan, TrainingPlan
+from treeflash.evaluation.study_plan import StudyPlan
+from treeflash.evaluation.study_tables import AnswersPlan, BenchPlan, EvalPlan, TrainingPlan
 from treeflash.evaluation.summary import summarise
 from treeflash.evaluation.texts import answers_digest
 from treeflash.files import write_atomically
@@ -203,7 +204,7 @@ class Study:
             "answers": answers_digest(answers),
             **measured(target, chosen),
         }
-        begin(folder, MANIFEST, manifest, places(chosen))
+        begin(folder, MANIFEST, manifest, weight_places(chosen))
         if not path.is_file():
             write_results(
                 folder,

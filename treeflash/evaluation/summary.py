@@ -115,10 +115,9 @@ def ratios(lines: Sequence[PromptRuns], arm: str, other: str) -> dict[str, tuple
     sets = _by_set(lines)
     for number, prompts in enumerate(sets.values()):
         mine, theirs = _work(prompts, arm), _work(prompts, other)
-        whole.append(torch.stack([per(mine.sum(0)) / per(theirs.sum(0)) for per in (_per_step, _per_second)]))
         picked = _picked(len(prompts), number)
-        sums = mine[picked].sum(1), theirs[picked].sum(1)
-        drawn.append(torch.stack([per(sums[0]) / per(sums[1]) for per in (_per_step, _per_second)]))
+        whole.append(_over(mine.sum(0), theirs.sum(0)))
+        drawn.append(_over(mine[picked].sum(1), theirs[picked].sum(1)))
     names = [*sets, "mean"]
     values, draws = ([*of, torch.stack(of).mean(dim=0)] for of in (whole, drawn))
     return {
@@ -208,6 +207,11 @@ def _per_second(work: torch.Tensor) -> torch.Tensor:
 def _per_step(work: torch.Tensor) -> torch.Tensor:
     """Tokens per step, in the same way."""
     return work[..., 0] / work[..., 2]
+
+
+def _over(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    """Ratios of tokens per step, and of tokens per second: `[2, ...]`."""
+    return torch.stack([per(mine) / per(theirs) for per in (_per_step, _per_second)])
 
 
 def _rates(trees: TreeCounts) -> list[list[float | None]]:

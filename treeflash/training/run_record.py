@@ -48,9 +48,11 @@ def begin_run(out: Path, tables: Mapping[str, Any], facts: Mapping[str, Any], st
     Raises:
         InputError: When it was begun with other settings, or cannot be written.
     """
-    settings = {key: value for key, value in flat(tables).items() if not key.startswith(_FREE)}
-    for key in _ADJUSTABLE:
-        settings.pop(key, None)
+    settings = {
+        key: value
+        for key, value in flat(tables).items()
+        if not key.startswith(_FREE) and key not in _ADJUSTABLE
+    }
     adjustable = _adjustable(tables)
     begin(out, RUN, {**settings, **facts})
     path = out / ADJUSTED
