@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from treeflash.engine import Decoder
+from treeflash.engine.audit import recorded
 from treeflash.errors import InputError
+from treeflash.evaluation.bench import said_by
 from treeflash.evaluation.study import Study
 from treeflash.evaluation.study_plan import StudyPlan
 from treeflash.plugins import Registry
+from treeflash.recipe import load
+from treeflash.sampling import Draws
 
 BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "near_ties.py"
 STUDY = """
@@ -44,12 +49,20 @@ def test_parted_answers_are_found_and_judged(measured):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     # In the second turn, so that the first is part of what is read.
     (run,) = (run for run in lines[0]["runs"] if (run["arm"], run["turn"]) == ("tree", 1))
-    run["token_ids"][2] += 1
+    right = run["token_ids"][2]
+    run["token_ids"][2] = right + 1
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (found,) = judge(*measured)["toy"]
-    # The right token is the one with the best score: read and drawn at the right place.
+    # The right token is the one with the best score.
     assert found.below == 0
-    assert found.apart > 0
+    # Read behind the first turn and its answer, and drawn at that place: as decoding had it.
+    target = load("tiny-plain", target={"device": "cpu"}).target
+    (first,) = (run for run in lines[0]["runs"] if (run["arm"], run["turn"]) == ("plain", 0))
+    said = said_by(target.text, first["token_ids"], first["stop_reason"])
+    ids = target.text.encode_chat("Ana has 3 pens.", said, "And Ben?")
+    again = recorded(Decoder(target), ids, max_new_tokens=12, temperature=1.0, seed=0, sequence=0)
+    scores = Draws(1.0, 0, (0,)).scores(again.logits[2], len(ids) + 1)
+    assert found.apart == pytest.approx(float(scores[right] - scores[right + 1]), rel=1e-3)
 
 
 def test_other_prompts_are_refused(measured):
