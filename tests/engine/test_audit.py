@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from treeflash.engine import Decoder, Generation
-from treeflash.engine.audit import MISMATCH, NEAR_TIE, Audit, Recorded, audited, compare
+from treeflash.engine.audit import MISMATCH, NEAR_TIE, Audit, Recorded, audited, compare, recorded
 from treeflash.recipe import load
 from treeflash.sampling import Draws
 from treeflash.statistics import Statistics
@@ -23,6 +23,28 @@ def test_a_right_decoder_is_identical(temperature):
     again = decoder.generate(PROMPT, max_new_tokens=60, temperature=temperature, seed=4)
     assert list(again.token_ids) == list(generation.token_ids)
     assert decoder.drafter._target is target
+
+
+def test_passes_are_timed_apart_from_the_rest(monkeypatch):
+    decoder = load("tiny-treeflash", target={"device": "cpu"})
+    now = [0.0]
+    monkeypatch.setattr("treeflash.engine.stopwatch.time.perf_counter", lambda: now[0])
+    verify = decoder.target.verify
+
+    def advanced(seconds, function):
+        def slow(*args, **kwargs):
+            now[0] += seconds
+            return function(*args, **kwargs)
+
+        return slow
+
+    monkeypatch.setattr(decoder.target, "verify", advanced(2.0, verify))
+    monkeypatch.setattr(type(decoder.selector), "select", advanced(5.0, type(decoder.selector).select))
+    found = recorded(decoder, PROMPT, max_new_tokens=20)
+    steps = len(found.generation.statistics.steps)
+    assert steps > 1
+    assert found.pass_seconds == pytest.approx(2.0 * steps)
+    assert found.generation.statistics.seconds_per_stage["select"] >= 5.0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -52,7 +52,13 @@ def counts(lines):
     kept = []
     for line in lines:
         for run in line.runs:
-            timeless = attrs.evolve(run, prefill_seconds=0.0, decode_seconds=0.0, seconds={}, peak_bytes=None)
+            untimed = {
+                "prefill_seconds": 0.0,
+                "decode_seconds": 0.0,
+                "pass_seconds": None,
+                "peak_bytes": None,
+            }
+            timeless = attrs.evolve(run, seconds={}, **untimed)
             kept.append((line.set_name, line.index, line.key, timeless))
     return kept
 

@@ -150,18 +150,21 @@ def test_figures_of_trees_times_and_memory():
     one = TreeCounts([4, 3], [[4, 2], [2, 1]], [[3, 0], [1, 1]])
     two = TreeCounts([2], [[1, 1]], [[0, 1]])
     mine = [
-        run(emitted=[2, 2, 1], trees=one, peak_bytes=30, prefill_seconds=0.5),
-        run(emitted=[1], trees=two, peak_bytes=50, prefill_seconds=0.1),
-        run(emitted=[1], turn=1, peak_bytes=40, prefill_seconds=0.3),
+        run(emitted=[2, 2, 1], trees=one, peak_bytes=30, prefill_seconds=0.5, pass_seconds=0.8),
+        run(emitted=[1], trees=two, peak_bytes=50, prefill_seconds=0.1, pass_seconds=0.3),
+        run(emitted=[1], turn=1, peak_bytes=40, prefill_seconds=0.3, pass_seconds=0.4),
     ]
     stages = ({"draft": 0.3, "verify": 0.9}, {"verify": 0.3}, {})
     mine = [attrs.evolve(one, seconds=spent) for one, spent in zip(mine, stages, strict=True)]
-    plain = run("plain", [1])
-    lines = [PromptRuns("set", 0, "a", [plain, mine[0]]), PromptRuns("set", 1, "b", [plain, *mine[1:]])]
-    _, found = summarise(lines)["set"]
+    plain = run("plain", [1], pass_seconds=0.9)
+    untimed = run("plain", [1])
+    lines = [PromptRuns("set", 0, "a", [plain, mine[0]]), PromptRuns("set", 1, "b", [untimed, *mine[1:]])]
+    other, found = summarise(lines)["set"]
     # Five steps in three answers to two prompts.
     assert found.nodes == pytest.approx([6 / 5, 3 / 5])
     assert found.seconds == pytest.approx({"draft": 0.3 / 5, "verify": 1.2 / 5})
+    assert found.pass_seconds == pytest.approx(1.5 / 5)
+    assert other.pass_seconds is None
     assert found.rank_rates == [[3 / 5, 1 / 3], [1 / 2, 1.0]]
     assert found.prefill_seconds == pytest.approx(0.9 / 3)
     assert found.peak_bytes == 50
@@ -170,10 +173,11 @@ def test_figures_of_trees_times_and_memory():
 def test_a_run_holds_what_its_records_say():
     steps = [StepRecord(6, 3, 1, 2, {"draft": 0.25, "verify": 1.0}), StepRecord(5, 2, 0, 1, {"draft": 0.5})]
     made = Generation([5] * 4, 9, "max_new_tokens", Statistics(steps, 0.125, 2.0))
-    found = Run.of("mine", 1, made, TreeCounts([3]), 77, "identical")
+    found = Run.of("mine", 1, made, 0.9, TreeCounts([3]), 77, "identical")
     assert (found.prefill_seconds, found.decode_seconds) == (0.125, 2.0)
     assert (found.emitted, found.accepted, found.drafted, found.depth) == ([2, 1], [1, 0], [6, 5], [3, 2])
     assert found.seconds == {"draft": 0.75, "verify": 1.0}
+    assert found.pass_seconds == 0.9
     assert (found.arm, found.turn, found.prompt_tokens, found.peak_bytes) == ("mine", 1, 9, 77)
 
 

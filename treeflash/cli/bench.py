@@ -134,8 +134,8 @@ def bench(
             for profile in arms_found:
                 step, share = 1000 * profile.seconds, 100 * profile.efficiency
                 click.echo(
-                    f"{name}, {profile.arm}: a step of {step:.1f} ms, "
-                    f"{share:.0f} % of what its trees could bring"
+                    f"{name}, {profile.arm}: a step of {step:.1f} ms, the target's own pass "
+                    f"{1000 * profile.pass_seconds:.1f} of them: {share:.0f} % of what its trees could bring"
                 )
                 Console().print(_stages(profile))
         write_profiles(out, found)

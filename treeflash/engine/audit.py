@@ -13,6 +13,7 @@ from torch import Tensor
 
 from treeflash.engine.decoder import Decoder
 from treeflash.engine.generation import Generation
+from treeflash.engine.stopwatch import Stopwatch
 from treeflash.rounding import difference, largest_difference
 from treeflash.sampling import Draws
 from treeflash.target_interface import Target
@@ -20,6 +21,7 @@ from treeflash.tree import TokenTree
 from treeflash.types import TargetOutput
 
 NEAR_TIE, MISMATCH = "near-tie", "mismatch"
+_PASS = "pass"
 
 
 @attrs.frozen
@@ -63,10 +65,12 @@ class Recorded:
     Attributes:
         generation: The text.
         logits: For each new token the logits `[V]` that chose it.
+        pass_seconds: Time of the target's own passes, all steps' together; None when stages are not timed.
     """
 
     generation: Generation
     logits: Sequence[Tensor]
+    pass_seconds: float | None = None
 
 
 def recorded(decoder: Decoder, token_ids: Sequence[int] | Tensor, **settings: Any) -> Recorded:
@@ -80,13 +84,13 @@ def recorded(decoder: Decoder, token_ids: Sequence[int] | Tensor, **settings: An
     Returns:
         The text and its logits.
     """
-    recorder = _Recorder(decoder.target)
+    recorder = _Recorder(decoder.target, time_passes=bool(settings.get("time_stages")))
     try:
         generation = recorder.run(attrs.evolve(decoder, target=recorder), token_ids, settings)
     finally:
         # Parts are bound to one target at a time: back to their own.
         attrs.evolve(decoder)
-    return Recorded(generation, recorder.logits)
+    return Recorded(generation, recorder.logits, recorder.watch.take().get(_PASS))
 
 
 def compare(one: Recorded, other: Recorded, draws: Draws) -> Audit:
@@ -136,14 +140,16 @@ def parting(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 
 class _Recorder:
-    """A target that keeps the logits each new token was chosen by.
+    """A target that keeps the logits each new token was chosen by, and the time that its passes took.
 
     Args:
         target: What it stands for.
+        time_passes: Wait for a GPU around each pass.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, *, time_passes: bool) -> None:
         self._target = target
+        self.watch = Stopwatch(target.device, synchronise=time_passes)
         self.logits: list[Tensor] = []
         self._last: Tensor | None = None
 
@@ -174,6 +180,8 @@ class _Recorder:
 
     def verify(self, state: Any, tree: TokenTree) -> TargetOutput:
         """Reads a tree."""
+        self.watch.start()
         output = self._target.verify(state, tree)
+        self.watch.lap(_PASS)
         self._last = output.logits[0]
         return output

@@ -154,7 +154,7 @@ class Bench:
             time_stages=self.settings.time_stages,
             on_emission=trees.see,
         )
-        run = Run.of(arm.name, turn, answer.generation, trees, memory.peak(), _IDENTICAL)
+        run = Run.of(arm.name, turn, answer.generation, answer.pass_seconds, trees, memory.peak(), _IDENTICAL)
         # What is kept for the audit is none of the next arm's memory.
         return attrs.evolve(answer, logits=[row.cpu() for row in answer.logits]), run
 

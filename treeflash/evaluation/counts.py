@@ -85,6 +85,8 @@ class Run:
         drafted: Draft nodes each step verified.
         depth: Depth of each step's tree.
         seconds: Time of each stage, over all steps.
+        pass_seconds: Time of the target's own passes, over all steps, a part of "verify"; None when not
+            measured.
         trees: What the trees looked like.
         peak_bytes: Most memory in use meanwhile; None when it cannot be told.
         audit: How the answer compares with plain decoding: "identical", "near-tie" or "mismatch".
@@ -105,6 +107,7 @@ class Run:
     trees: TreeCounts
     peak_bytes: int | None
     audit: str
+    pass_seconds: float | None = None
 
     @classmethod
     def of(
@@ -112,6 +115,7 @@ class Run:
         arm: str,
         turn: int,
         generation: Generation,
+        pass_seconds: float | None,
         trees: TreeCounts,
         peak_bytes: int | None,
         audit: str,
@@ -122,6 +126,7 @@ class Run:
             arm: Which arm.
             turn: Which turn.
             generation: The answer.
+            pass_seconds: Measured meanwhile.
             trees: Counted meanwhile.
             peak_bytes: Measured meanwhile.
             audit: How it compares.
@@ -143,6 +148,7 @@ class Run:
             trees=trees,
             peak_bytes=peak_bytes,
             audit=audit,
+            pass_seconds=pass_seconds,
         )
 
     @classmethod

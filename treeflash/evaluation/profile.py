@@ -40,6 +40,7 @@ class Profile:
         arm: Which.
         stages: Its stages, in order.
         seconds: Time of all of it.
+        pass_seconds: Time of the target's own pass, a part of "verify".
         efficiency: The measured speedup over the most that trees of these sizes could bring: the tokens of a
             step times the time of a plain step, by that of a pass over a tree. 1 when all else is free.
     """
@@ -47,6 +48,7 @@ class Profile:
     arm: str
     stages: Sequence[Stage]
     seconds: float
+    pass_seconds: float
     efficiency: float
 
 
@@ -58,10 +60,12 @@ def profiles(rows: Sequence[ArmSummary], work: Mapping[str, Mapping[str, Work]])
         work: By arm and stage, from `count_work`.
 
     Returns:
-        A profile of each arm whose stages were timed.
+        A profile of each arm whose passes were timed.
     """
     plain = next(row for row in rows if row.arm == PLAIN)
-    return [_profile(row, plain, work[row.arm]) for row in rows if "verify" in row.seconds]
+    return [
+        _profile(row, plain, row.pass_seconds, work[row.arm]) for row in rows if row.pass_seconds is not None
+    ]
 
 
 def work_of(
@@ -109,10 +113,10 @@ def _sized(decoder: Decoder, nodes: float) -> Decoder:
     return attrs.evolve(decoder, selector=attrs.evolve(timeless, budget=round(nodes)))
 
 
-def _profile(row: ArmSummary, plain: ArmSummary, work: Mapping[str, Work]) -> Profile:
+def _profile(row: ArmSummary, plain: ArmSummary, passes: float, work: Mapping[str, Work]) -> Profile:
     step = row.block_efficiency / row.tokens_per_second
     plain_step = plain.block_efficiency / plain.tokens_per_second
     stages = [Stage(name, seconds, work.get(name, Work())) for name, seconds in row.seconds.items()]
     stages.append(Stage(_REST, max(0.0, step - sum(row.seconds.values())), Work()))
-    most = row.block_efficiency * plain_step / row.seconds["verify"]
-    return Profile(row.arm, stages, step, row.speedup / most)
+    most = row.block_efficiency * plain_step / passes
+    return Profile(row.arm, stages, step, passes, row.speedup / most)

@@ -36,6 +36,7 @@ class ArmSummary:
         rank_rates: By depth and rank among siblings: how often the target chose a child, where there was one.
         nodes: Nodes at depth 1, 2, ... in an average step.
         seconds: Time of each stage in an average step.
+        pass_seconds: Time of the target's own pass in one, a part of "verify"; None when it was not measured.
         peak_bytes: Most memory in use; None when it cannot be told.
         audit: Answers by how they compare with plain decoding.
     """
@@ -56,6 +57,7 @@ class ArmSummary:
     rank_rates: list[list[float | None]]
     nodes: list[float]
     seconds: dict[str, float]
+    pass_seconds: float | None
     peak_bytes: int | None
     audit: dict[str, int]
 
@@ -151,6 +153,7 @@ def _arm(arm: str, prompts: Sequence[PromptRuns], work: Mapping[str, torch.Tenso
     deepest = max((depth for run in runs for depth in run.depth), default=0)
     trees = sum((run.trees for run in runs), TreeCounts())
     peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]
+    passes = [run.pass_seconds for run in runs if run.pass_seconds is not None]
     picked = _picked(len(prompts))
     mine, plain = work[arm][picked].sum(1), work[PLAIN][picked].sum(1)
     tau_low, tau_high = _ends(_per_step(mine))
@@ -177,6 +180,7 @@ def _arm(arm: str, prompts: Sequence[PromptRuns], work: Mapping[str, torch.Tenso
         seconds={
             stage: _ratio(sum(run.seconds.get(stage, 0.0) for run in runs), steps) for stage in _stages(runs)
         },
+        pass_seconds=_ratio(sum(passes), steps) if len(passes) == len(runs) else None,
         peak_bytes=max(peaks, default=None),
         audit={kind: sum(run.audit == kind for run in runs) for kind in sorted({run.audit for run in runs})},
     )
