@@ -3,22 +3,22 @@
     python benchmarks/long_text.py --prompts gsm8k_test.jsonl [--lengths 256,1024,4096] [--rounds 3]
 
 Prompts of the given lengths are made of the file's questions one behind the other. In each round every
-length is decoded plainly and with the recipe, for some steps; beside them the target alone reads trees of
-that size behind as many tokens. All take turns; medians over steps are shown. What a step takes beyond the
-target's pass should not depend on the length, but for the drafter's own attention.
+length is decoded plainly and with the recipe, for some steps; the target's own pass is timed within each.
+All take turns; medians over steps are shown. What a step takes beyond the target's pass should not depend on
+the length, but for the drafter's own attention.
 """
 
 import argparse
-import time
 from collections import defaultdict
 from itertools import cycle
+from operator import sub
 from pathlib import Path
 from statistics import median
 
 import attrs
-import torch
 from rich.console import Console
 from rich.table import Table
+from timed_passes import TimedPasses
 
 from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.engine import Decoder
@@ -26,7 +26,6 @@ from treeflash.plugins import Registry
 from treeflash.prompts import read_prompts
 from treeflash.recipe import Recipe
 from treeflash.target import HuggingFaceTarget
-from treeflash.tree import TokenTree
 
 _STAGES = ("draft", "build", "refine", "select", "verify", "commit")
 
@@ -46,9 +45,10 @@ def main() -> None:
     lengths = [int(length) for length in options.lengths.split(",")]
     registry = Registry.load()
     treeflash = Recipe.load(options.recipe, registry).build(registry)
-    treeflash = attrs.evolve(treeflash, selector=OptTree(options.nodes))
     target: HuggingFaceTarget = treeflash.target  # type: ignore[assignment]  # recipes load no other
-    arms = {"plain": Decoder(target), options.recipe: treeflash}
+    passes = TimedPasses(target)
+    treeflash = attrs.evolve(treeflash, target=passes, selector=OptTree(options.nodes))
+    arms = {"plain": Decoder(passes), options.recipe: treeflash}
     prompts = {length: _prompt(options.prompts, target, length) for length in lengths}
 
     found: dict[tuple[int, str, str], list[float]] = defaultdict(list)
@@ -56,27 +56,27 @@ def main() -> None:
         for length in lengths:
             for name, decoder in arms.items():
                 steps = options.steps if number else 2  # the first round warms up
+                own: list[float] = []
+                passes.times = own
                 taken = decoder.generate(
                     prompts[length],
                     max_new_tokens=steps * (decoder.drafter.max_depth + 1),
                     stop_ids=(),
                     time_stages=True,
                 ).statistics.steps[:steps]
-                alone = _passes_alone(
-                    target, prompts[length], 1 if name == "plain" else options.nodes + 1, steps
-                )
                 if number:
-                    found[length, name, "alone"] += alone
-                    found[length, name, "step"] += [step.total for step in taken]
+                    totals = [step.total for step in taken]
+                    found[length, name, "pass"] += own[:steps]
+                    found[length, name, "step"] += totals
+                    found[length, name, "rest"] += map(sub, totals, own)
                     for stage in _STAGES:
                         found[length, name, stage] += [step.seconds.get(stage, 0.0) for step in taken]
-    table = Table("arm", "tokens before", "step, ms", *_STAGES, "its pass alone", "step but for verify")
+    shown = ("step", "pass", "rest", *_STAGES)
+    table = Table("arm", "tokens before", "step, ms", "the target's pass", "all else", *_STAGES)
     for name in arms:
         for length in lengths:
-            times = {part: median(found[length, name, part]) * 1000 for part in ("step", "alone", *_STAGES)}
-            row = [times["step"], *(times[stage] for stage in _STAGES), times["alone"]]
-            rest = times["step"] - times["verify"]
-            table.add_row(name, str(length), *(f"{value:.1f}" for value in row), f"{rest:.1f}")
+            times = (1000 * median(found[length, name, part]) for part in shown)
+            table.add_row(name, str(length), *(f"{value:.1f}" for value in times))
     Console(width=160).print(table)
 
 
@@ -88,20 +88,6 @@ def _prompt(path: Path, target: HuggingFaceTarget, length: int) -> list[int]:
             return ids[:length]
         ids += target.require_text().encode_chat(prompt.turns[0])
     raise SystemExit(f"{path} holds no prompts")
-
-
-@torch.inference_mode()
-def _passes_alone(target: HuggingFaceTarget, prompt: list[int], size: int, count: int) -> list[float]:
-    """Seconds of passes over a chain of this size behind the prompt."""
-    state = target.start(1, len(prompt) + size, ())
-    target.prefill(state, torch.tensor([prompt], device=target.device))
-    tree = TokenTree.from_lists(prompt[-size:], list(range(-1, size - 1)), device=target.device)
-    seconds = []
-    for _ in range(count):
-        begin = time.perf_counter()
-        target.verify(state, tree).logits[0, -1, 0].item()
-        seconds.append(time.perf_counter() - begin)
-    return seconds
 
 
 if __name__ == "__main__":
