@@ -13,7 +13,7 @@ from torch.nn import functional
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from treeflash.layouts import Linear
+from treeflash.layouts import Blocks, Linear
 
 
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -65,6 +65,8 @@ class Attention(nn.Module):
         self.o_proj = Linear(query, config.hidden_size, bias=bias)
         self.q_norm = Norm(self.head_dim, eps=config.rms_norm_eps)
         self.k_norm = Norm(self.head_dim, eps=config.rms_norm_eps)
+        self._joined = Blocks([self.q_proj, self.k_proj, self.v_proj])
+        self._split = config.num_attention_heads, config.num_key_value_heads
 
     def _heads(self, states: Tensor) -> Tensor:
         return states.view(*states.shape[:-1], -1, self.head_dim)
@@ -75,12 +77,21 @@ class Attention(nn.Module):
         values = self._heads(self.v_proj(states)).transpose(1, 2)
         return _rotate(keys, cos, sin), values
 
-    def forward(self, block: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Attention of the block, `[B, n, D]`, over all of `keys` and `values`."""
-        mixed = functional.scaled_dot_product_attention(
-            self._queries(block, cos, sin), keys, values, enable_gqa=True
-        )
-        return self._output(mixed)
+    def project(self, block: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of a block `[B, n, D]` that is decoded, in one product.
+
+        Returns:
+            `[B, heads, n, d]` each, the queries and keys normed and rotated.
+        """
+        heads = self._heads(self._joined(block)).transpose(1, 2)
+        count, below = self._split
+        queries, keys, values = torch.split(heads, [count, below, below], dim=1)
+        turned = _rotate(torch.cat([self.q_norm(queries), self.k_norm(keys)], dim=1), cos, sin)
+        return turned[:, :count], turned[:, count:], values
+
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attention of the block's queries over all of `keys` and `values`: `[B, n, D]`."""
+        return self._output(functional.scaled_dot_product_attention(queries, keys, values, enable_gqa=True))
 
     def of_pieces(
         self,
@@ -92,7 +103,7 @@ class Attention(nn.Module):
         pieces: Sequence[Piece],
     ) -> Tensor:
         """Attention of many blocks' slots, `[1, m, D]`, over keys and values of context and slots."""
-        queries = self._queries(slots, cos, sin)
+        queries = _rotate(self.q_norm(self._heads(self.q_proj(slots))).transpose(1, 2), cos, sin)
         mixed = []
         for piece in pieces:
             keys, values = (
@@ -105,9 +116,6 @@ class Attention(nn.Module):
                 )
             )
         return self._output(torch.cat(mixed, dim=2))
-
-    def _queries(self, block: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return _rotate(self.q_norm(self._heads(self.q_proj(block))).transpose(1, 2), cos, sin)
 
     def _output(self, mixed: Tensor) -> Tensor:
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
@@ -163,6 +171,8 @@ class DFlashNetwork(nn.Module):
         self.hidden_norm = Norm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.norm = Norm(config.hidden_size, eps=config.rms_norm_eps)
+        attentions = [layer.self_attn for layer in cast(list[Layer], self.layers)]
+        self._of_context = Blocks([part for each in attentions for part in (each.k_proj, each.v_proj)])
 
     def reset(self, generator: torch.Generator) -> None:
         """Gives the weights their first values: norms 1, biases 0, all others small and random.
@@ -204,8 +214,14 @@ class DFlashNetwork(nn.Module):
         context = self.hidden_norm(self.fc(taps))
         cos, sin = self.positions(context, start)
         rows = slice(start, start + taps.shape[1])
-        for layer, room in self._with_rooms(cache):
-            room[0, :, :, rows], room[1, :, :, rows] = layer.self_attn.keys_values(context, cos, sin)
+        # All layers see the same context: one product gives the keys and values of all.
+        joined = self._of_context(context).view(*taps.shape[:2], len(cache), 2, -1, self.config.head_dim)
+        keys, values = joined.permute(2, 3, 0, 4, 1, 5).unbind(1)
+        norms = [layer.self_attn.k_norm for layer in cast(list[Layer], self.layers)]
+        weights = torch.stack([norm.weight for norm in norms])[:, None, None, None]
+        normed = functional.rms_norm(keys, keys.shape[-1:], eps=norms[0].eps) * weights
+        cache[:, 0, :, :, rows] = _rotate(normed, cos, sin)
+        cache[:, 1, :, :, rows] = values
 
     def forward(self, block: Tensor, cache: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Drafts one block.
@@ -224,9 +240,8 @@ class DFlashNetwork(nn.Module):
         states = block
         for layer, room in self._with_rooms(cache):
             normed = layer.input_layernorm(states)
-            room[0, :, :, rows], room[1, :, :, rows] = layer.self_attn.keys_values(normed, cos, sin)
-            keys, values = room[0, :, :, : rows.stop], room[1, :, :, : rows.stop]
-            states = states + layer.self_attn(normed, keys, values, cos, sin)
+            queries, room[0, :, :, rows], room[1, :, :, rows] = layer.self_attn.project(normed, cos, sin)
+            states = states + layer.self_attn(queries, room[0, :, :, : rows.stop], room[1, :, :, : rows.stop])
             states = states + layer.mlp(layer.post_attention_layernorm(states))
         return states, self.norm(states)
 
