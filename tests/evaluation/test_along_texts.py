@@ -65,7 +65,9 @@ def data(target, tmp_path_factory):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("recipe", ["tiny-treeflash", "tiny-ddtree", "tiny-dflash", "tiny-plain"])
+@pytest.mark.parametrize(
+    "recipe", ["tiny-treeflash", "tiny-ddtree", "tiny-dflash", "tiny-draft-model", "tiny-plain"]
+)
 @pytest.mark.parametrize("limit", [1, 2, 9, 40])
 def test_a_replay_takes_the_steps_of_the_real_run(recipe, temperature, limit):
     decoder = load(recipe, target={"device": "cpu", "dtype": "float64"})

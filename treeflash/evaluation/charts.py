@@ -15,6 +15,8 @@ Summaries = Mapping[str, Sequence[ArmSummary]]
 Legend = dict[str, Any]
 
 _HEIGHT, _WIDTH, _LEGEND = 3.2, 4.6, 0.9
+# Pictures side by side: more would be drawn too small to read.
+_ACROSS = 3
 
 
 def efficiency_and_speed(summaries: Summaries) -> str:
@@ -87,9 +89,13 @@ def ranks(rows: Sequence[ArmSummary]) -> str:
     drawn = [row for row in rows if row.rank_rates]
     if not drawn:
         return ""
+    across = min(_ACROSS, len(drawn))
+    down = -(-len(drawn) // across)
 
     def draw(axes: Any) -> Legend:
-        for axis, row in zip(axes, drawn, strict=True):
+        for axis in axes[len(drawn) :]:
+            axis.set_axis_off()
+        for axis, row in zip(axes, drawn, strict=False):
             most = max(sum(rate is not None for rate in rates) for rates in row.rank_rates)
             for rank in range(min(most, 4)):
                 rates = [rates[rank] for rates in row.rank_rates]
@@ -98,7 +104,7 @@ def ranks(rows: Sequence[ArmSummary]) -> str:
             axis.legend(fontsize=7)
         return {}
 
-    return _svg(1, len(drawn), draw)
+    return _svg(down, across, draw)
 
 
 def stages(rows: Sequence[ArmSummary]) -> str:
@@ -218,5 +224,5 @@ def _svg(down: int, across: int, draw: Callable[[Any], Legend]) -> str:
         figure.savefig(text, format="svg", metadata={"Date": None})
     drawn = text.getvalue()
     # For those who hear the page.
-    titles = html.escape("; ".join(axis.get_title().replace("\n", " ") for axis in axes))
+    titles = html.escape("; ".join(filter(None, (axis.get_title().replace("\n", " ") for axis in axes))))
     return drawn[drawn.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{titles}"', 1)

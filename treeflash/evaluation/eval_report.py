@@ -15,7 +15,7 @@ _SHOWN_COVERS = ("1", "5")
 _STEPS = """
 <p>Steps are simulated along the texts, at each arm's own budget. Expected is what the weights of the drafted
 nodes add up to in a step, found how many were accepted; real is block efficiency where texts were
-decoded.</p>
+decoded, beside that of the same ones simulated, and how many of them came out the same.</p>
 """
 _NOTES = """
 <p>Distances are total variations between a draft's distribution of a position and the target's, given what
@@ -79,7 +79,7 @@ def sections(results: Mapping[str, Any]) -> list[str]:
         HTML, one below the other.
     """
     arms = results["arms"]
-    parts = [charts.by_budget(arms), _STEPS, _steps(arms)]
+    parts = [charts.by_budget(arms), _STEPS, _steps(arms), _budgets(arms)]
     measured = curves(dict(results))
     if measured:
         parts += ["<h2>By depth</h2>", _NOTES, charts.by_depth(measured, _SHOWN_COVERS)]
@@ -98,10 +98,29 @@ def _steps(arms: Mapping[str, Mapping[str, Any]]) -> str:
                 f"{found['block_efficiency']:.2f}",
                 f"{sure['expected_accepted']:.2f} / {sure['accepted']:.2f}",
                 "not run" if real is None else f"{real['block_efficiency']:.2f} / {real['simulated']:.2f}",
+                "" if real is None else str(real["same_texts"]),
             )
         )
-    heads = ("arm", "budget", "block efficiency", "accepted: expected / found", "real / simulated")
+    heads = (
+        "arm",
+        "budget",
+        "block efficiency",
+        "accepted: expected / found",
+        "real / simulated",
+        "same text",
+    )
     return table(heads, rows)
+
+
+def _budgets(arms: Mapping[str, Mapping[str, Any]]) -> str:
+    sizes = list(dict.fromkeys(size for found in arms.values() for size in found["by_budget"]))
+    if not sizes:
+        return ""
+    rows = []
+    for name, found in arms.items():
+        values = [found["by_budget"].get(size) for size in sizes]
+        rows.append((name, *_cells(values, 2)))
+    return table(("block efficiency with a budget of", *sizes), rows)
 
 
 def _distances(measured: Mapping[str, Mapping[str, Any]]) -> str:
@@ -111,9 +130,9 @@ def _distances(measured: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _coverage(measured: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [
-        (f"{name}, top {most}", *_cells(found["coverage"][most], 2))
+        (f"{name}, top {most}", *_cells(covered, 2))
         for name, found in measured.items()
-        for most in _SHOWN_COVERS
+        for most, covered in found["coverage"].items()
     ]
     return table(("coverage at depth", *_depths(measured)), _filled(rows))
 

@@ -19,7 +19,7 @@ token of the prefill and everything past a stop are not counted. Speed is those 
 decoding, the first draft included and the prefill apart. Speedup is the ratio of total speeds. Intervals
 are of 95 %, over prompts drawn anew. Budgets do not count the root. An answer is the same as plain
 decoding's to the token; or parts from it where two tokens tie as nearly as the dtype rounds, a near-tie; or
-is a mismatch, which is a fault.
+is a mismatch, which is a fault. Memory is that of the whole process, with what all arms have loaded.
 """
 
 
