@@ -1,6 +1,7 @@
 """Pictures: names stay what they are, and what was not measured is not drawn."""
 
 import html
+import re
 
 import attrs
 
@@ -50,3 +51,17 @@ def test_names_are_shown_as_they_are():
 def test_without_times_of_stages_there_is_no_picture_of_them():
     (rows,) = summaries(seconds={}).values()
     assert charts.stages(rows) == ""
+
+
+def test_many_arms_stand_below_one_another():
+    def drawn(count):
+        (rows,) = summaries().values()
+        picture = charts.ranks([attrs.evolve(rows[1], arm=f"arm {number}") for number in range(count)])
+        width, height = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', picture).groups()
+        label = re.search(r'aria-label="(.*?)"', picture).group(1)
+        assert label == "; ".join(f"arm {number}" for number in range(count))
+        return float(width), float(height)
+
+    width, height = drawn(3)
+    assert drawn(1) == (width / 3, height)
+    assert drawn(7) == (width, 3 * height)
