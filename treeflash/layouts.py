@@ -2,9 +2,10 @@
 
 A CPU multiplies a few rows by a matrix no faster than it can read the matrix, and reads a matrix in its own
 blocked layout up to twice as fast as one in rows. The blocks are made when a map is first used to decode, and
-hold the weights a second time.
+hold the weights a second time; maps that are joined with several others, once for each way.
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,6 +90,35 @@ class Blocks:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         biases = [bias.detach() for _, bias in parts if bias is not None]
         self._bias = torch.cat(biases) if biases else None
+
+
+class Joined:
+    """Maps of the same input, multiplied at once where blocks are used and they are nothing but maps."""
+
+    def __init__(self) -> None:
+        self._blocks: Blocks | None = None
+        self._maps: tuple[Linear, ...] = ()
+
+    def __call__(self, maps: Sequence[Linear], states: Tensor) -> Tensor:
+        """Multiplies.
+
+        Args:
+            maps: The maps, looked up by whoever holds them: where one of them was replaced, the blocks are
+                made anew, and one that is more than a map (adapted, hooked) is called itself.
+            states: `[..., in]`.
+
+        Returns:
+            Their outputs side by side, `[..., the sum of all out]`.
+        """
+        if not all(type(part) is Linear and not _is_hooked(part) for part in maps):
+            return torch.cat([part(states) for part in maps], dim=-1)
+        if self._blocks is None or not all(map(operator.is_, self._maps, maps)):
+            self._maps, self._blocks = tuple(maps), Blocks(maps)
+        return self._blocks(states)
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def is_laid_out(weight: Tensor) -> bool:

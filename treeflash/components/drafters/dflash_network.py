@@ -3,7 +3,7 @@
 Source: DFlash (arXiv:2602.06036). Tensor names are those of its public checkpoints.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import attrs
@@ -13,7 +13,10 @@ from torch.nn import functional
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from treeflash.layouts import Blocks, Linear
+from treeflash.layouts import Joined, Linear
+
+# Positions of context whose keys and values are made at once.
+_CONTEXT_PIECE = 512
 
 
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -65,8 +68,8 @@ class Attention(nn.Module):
         self.o_proj = Linear(query, config.hidden_size, bias=bias)
         self.q_norm = Norm(self.head_dim, eps=config.rms_norm_eps)
         self.k_norm = Norm(self.head_dim, eps=config.rms_norm_eps)
-        self._joined = Blocks([self.q_proj, self.k_proj, self.v_proj])
-        self._split = config.num_attention_heads, config.num_key_value_heads
+        self._joined = Joined()
+        self._head_counts = config.num_attention_heads, config.num_key_value_heads
 
     def _heads(self, states: Tensor) -> Tensor:
         return states.view(*states.shape[:-1], -1, self.head_dim)
@@ -77,20 +80,27 @@ class Attention(nn.Module):
         values = self._heads(self.v_proj(states)).transpose(1, 2)
         return _rotate(keys, cos, sin), values
 
-    def project(self, block: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of a block `[B, n, D]` that is decoded, in one product.
+    def queries_keys_values(self, block: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys (normed and rotated) and values of a block that is decoded.
+
+        Args:
+            block: `[B, n, D]`.
+            cos: `[B, n, d]`.
+            sin: `[B, n, d]`.
 
         Returns:
-            `[B, heads, n, d]` each, the queries and keys normed and rotated.
+            `[B, heads, n, d]`, and twice `[B, key heads, n, d]`.
         """
-        heads = self._heads(self._joined(block)).transpose(1, 2)
-        count, below = self._split
-        queries, keys, values = torch.split(heads, [count, below, below], dim=1)
+        joined = self._joined([self.q_proj, self.k_proj, self.v_proj], block)
+        heads, key_heads = self._head_counts
+        queries, keys, values = torch.split(
+            self._heads(joined).transpose(1, 2), [heads, key_heads, key_heads], dim=1
+        )
         turned = _rotate(torch.cat([self.q_norm(queries), self.k_norm(keys)], dim=1), cos, sin)
-        return turned[:, :count], turned[:, count:], values
+        return turned[:, :heads], turned[:, heads:], values
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attention of the block's queries over all of `keys` and `values`: `[B, n, D]`."""
+        """Attention of `[B, heads, n, d]` over all of `[B, key heads, m, d]`: `[B, n, D]`."""
         return self._output(functional.scaled_dot_product_attention(queries, keys, values, enable_gqa=True))
 
     def of_pieces(
@@ -171,8 +181,7 @@ class DFlashNetwork(nn.Module):
         self.hidden_norm = Norm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.norm = Norm(config.hidden_size, eps=config.rms_norm_eps)
-        attentions = [layer.self_attn for layer in cast(list[Layer], self.layers)]
-        self._of_context = Blocks([part for each in attentions for part in (each.k_proj, each.v_proj)])
+        self._of_context = Joined()
 
     def reset(self, generator: torch.Generator) -> None:
         """Gives the weights their first values: norms 1, biases 0, all others small and random.
@@ -200,9 +209,6 @@ class DFlashNetwork(nn.Module):
             self.__dict__["_rotary"] = Qwen3RotaryEmbedding(self.config).to(self.fc.weight.device)
         return self.__dict__["_rotary"]
 
-    def _with_rooms(self, cache: Tensor) -> Iterator[tuple[Layer, Tensor]]:
-        return zip(cast(list[Layer], self.layers), cache, strict=True)
-
     def write_context(self, taps: Tensor, cache: Tensor, start: int) -> None:
         """Writes the context keys and values of newly accepted positions.
 
@@ -213,15 +219,21 @@ class DFlashNetwork(nn.Module):
         """
         context = self.hidden_norm(self.fc(taps))
         cos, sin = self.positions(context, start)
-        rows = slice(start, start + taps.shape[1])
-        # All layers see the same context: one product gives the keys and values of all.
-        joined = self._of_context(context).view(*taps.shape[:2], len(cache), 2, -1, self.config.head_dim)
-        keys, values = joined.permute(2, 3, 0, 4, 1, 5).unbind(1)
-        norms = [layer.self_attn.k_norm for layer in cast(list[Layer], self.layers)]
-        weights = torch.stack([norm.weight for norm in norms])[:, None, None, None]
-        normed = functional.rms_norm(keys, keys.shape[-1:], eps=norms[0].eps) * weights
-        cache[:, 0, :, :, rows] = _rotate(normed, cos, sin)
-        cache[:, 1, :, :, rows] = values
+        # All layers see the same context, so that their keys and values are made together; of a long prompt
+        # in pieces, since as many layers take as many times the memory.
+        attentions = [layer.self_attn for layer in cast(list[Layer], self.layers)]
+        maps = [part for attention in attentions for part in (attention.k_proj, attention.v_proj)]
+        weights = torch.stack([attention.k_norm.weight for attention in attentions])[:, None, None, None]
+        for begin in range(0, taps.shape[1], _CONTEXT_PIECE):
+            piece = slice(begin, begin + _CONTEXT_PIECE)
+            joined = self._of_context(maps, context[:, piece])
+            heads = joined.view(*joined.shape[:2], len(cache), 2, -1, self.config.head_dim)
+            keys, values = heads.permute(2, 3, 0, 4, 1, 5).unbind(1)
+            # As `k_norm` does it, but for all layers at once: their epsilon is one.
+            normed = functional.rms_norm(keys, keys.shape[-1:], eps=self.config.rms_norm_eps) * weights
+            rows = slice(start + begin, start + begin + joined.shape[1])
+            cache[:, 0, :, :, rows] = _rotate(normed, cos[:, piece], sin[:, piece])
+            cache[:, 1, :, :, rows] = values
 
     def forward(self, block: Tensor, cache: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Drafts one block.
@@ -238,10 +250,11 @@ class DFlashNetwork(nn.Module):
         cos, sin = self.positions(block, start)
         rows = slice(start, start + block.shape[1])
         states = block
-        for layer, room in self._with_rooms(cache):
-            normed = layer.input_layernorm(states)
-            queries, room[0, :, :, rows], room[1, :, :, rows] = layer.self_attn.project(normed, cos, sin)
-            states = states + layer.self_attn(queries, room[0, :, :, : rows.stop], room[1, :, :, : rows.stop])
+        for layer, room in zip(cast(list[Layer], self.layers), cache, strict=True):
+            attention, normed = layer.self_attn, layer.input_layernorm(states)
+            queries, keys, values = attention.queries_keys_values(normed, cos, sin)
+            room[0, :, :, rows], room[1, :, :, rows] = keys, values
+            states = states + attention(queries, room[0, :, :, : rows.stop], room[1, :, :, : rows.stop])
             states = states + layer.mlp(layer.post_attention_layernorm(states))
         return states, self.norm(states)
 
