@@ -16,7 +16,7 @@ Results = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints the tables in Markdown."""
+    """Prints the rows of the tables, in Markdown."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -29,8 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     by_depth(found)
     steps(found)
     budgets(found)
-    sureness(found)
-    reality(found)
+    calibration(found)
+    simulated_and_real(found)
 
 
 def by_depth(found: dict[str, Results]) -> None:
@@ -57,7 +57,7 @@ def by_depth(found: dict[str, Results]) -> None:
 def pooled(parts: Sequence[Results], values: Sequence[Sequence[float | None]]) -> list[float | None]:
     """Means by depth over all drafts."""
     means: list[float | None] = []
-    for depth in range(min(map(len, values))):
+    for depth in range(len(values[0])):
         known = [
             (part["drafts"][depth], of[depth])
             for part, of in zip(parts, values, strict=True)
@@ -85,7 +85,7 @@ def budgets(found: dict[str, Results]) -> None:
                 row(f"{name}, {arm}, with {sizes}", list(measured["by_budget"].values()))
 
 
-def sureness(found: dict[str, Results]) -> None:
+def calibration(found: dict[str, Results]) -> None:
     """Draft tokens accepted in a step: by the weights of the trees, and in fact."""
     print("\naccepted: expected, found")
     for name, results in found.items():
@@ -94,14 +94,14 @@ def sureness(found: dict[str, Results]) -> None:
             row(f"{name}, {arm}", [known["expected_accepted"], known["accepted"]])
 
 
-def reality(found: dict[str, Results]) -> None:
+def simulated_and_real(found: dict[str, Results]) -> None:
     """Tokens a step where texts were decoded for real, and simulated alone."""
     for name, results in found.items():
         for arm, measured in results["arms"].items():
             if "real" in measured:
                 real = measured["real"]
                 row(
-                    f"{name}, {arm}: real, simulated; {real['same_texts']} same texts",
+                    f"{name}, {arm}: real, simulated; {real['same_texts']} of {real['texts']} texts the same",
                     [real["block_efficiency"], real["simulated"]],
                 )
 

@@ -16,12 +16,13 @@ def results(drafts, tvd, tau):
         "by_budget": {"4": tau, "15": tau + 1},
         "calibration": {"expected_accepted": 2.0, "accepted": 1.5},
         "depths": {"backbone": curve},
-        "real": {"block_efficiency": tau, "simulated": tau + 0.25, "same_texts": 3},
+        "real": {"block_efficiency": tau, "simulated": tau + 0.25, "texts": 4, "same_texts": 3},
     }
     bare = {**arm, "depths": {}, "by_budget": {}}
     del bare["real"]
     # Two arms share the backbone; of the third nothing but its steps is known.
-    return {"texts": 4, "arms": {"one": arm, "two": arm, "bare": bare}}
+    marginal = {**curve, "tvd": [value and value / 2 for value in tvd], "sampling_error": tvd}
+    return {"texts": 4, "arms": {"one": arm, "two": arm, "bare": bare}, "true marginal": marginal}
 
 
 def shown(capsys, *arguments):
@@ -37,13 +38,15 @@ def test_distances_are_pooled_by_drafts_and_steps_are_not(tmp_path, capsys):
     assert lines[0] == "a: 4 texts, b: 4 texts"
     # Three drafts of 0.2 and one of 0.6; of the second depth one alone.
     assert [line for line in lines if "distance" in line] == [
-        "| one: backbone: distance by depth | 0.30 | 0.50 |"
+        "| one: backbone: distance by depth | 0.30 | 0.50 |",
+        "| true marginal: distance by depth | 0.15 | 0.25 |",
     ]
+    assert "| true marginal: sampling error | 0.30 | 0.50 |" in lines
     assert "| one: backbone: among the 1 likeliest | 0.30 | 0.50 |" in lines
     assert "| bare | 2.00 | 3.00 | 2.50 |" in lines
     assert "| b, two, with 4, 15 | 3.00 | 4.00 |" in lines
     assert "| a, bare | 2.00 | 1.50 |" in lines
-    assert "| b, one: real, simulated; 3 same texts | 3.00 | 3.25 |" in lines
+    assert "| b, one: real, simulated; 3 of 4 texts the same | 3.00 | 3.25 |" in lines
     assert not any("bare" in line and ("real" in line or "with" in line) for line in lines)
 
 

@@ -32,6 +32,8 @@ def test_every_arm_accepts_what_it_is_told(benchmark, tmp_path, capsys):
         assert arm["tau"] == 1 or arm["tau"] > 6, name
         assert set(arm["stages"]) == STAGES
         assert 0 < arm["pass"] <= arm["stages"]["verify"], name
+        plain = found["arms"]["plain"]["step"]
+        assert arm["efficiency"] == pytest.approx(arm["speedup"] * arm["pass"] / (arm["tau"] * plain)), name
         for figure in ("efficiency", "speedup", "tokens_per_second", "of_limit"):
             assert math.isfinite(arm[figure]), (name, figure)
             assert arm[figure] > 0, (name, figure)

@@ -39,7 +39,11 @@ def test_a_profile(command, prompts, tmp_path):
     status, out, _ = command(*words)
     assert status == 0
     assert "small, tiny-treeflash: a step of" in out
+    assert "ms, the target's own pass" in out
     assert "% of what its trees could bring" in out
+    measured = json.loads((tmp_path / "out" / "results.json").read_text())["results"]["small"]
+    for arm in measured:
+        assert 0 < arm["pass_seconds"] < arm["seconds"]["verify"]
     written = json.loads((tmp_path / "out" / "profile.json").read_text())["small"]
     plain, tree = written
     assert [part["arm"] for part in written] == ["plain", "tiny-treeflash"]

@@ -320,14 +320,20 @@ def test_everything_along_a_data_directory(opened, data):
     assert list(curves(results)) == ["tiny-ddtree: backbone", "tiny-treeflash: refined", MARGINAL]
     assert results[MARGINAL]["tvd"][0] == pytest.approx(0.0, abs=1e-5)
     text = page(json.loads(json.dumps(results)))
-    for expected in ("true marginal", "tiny-treeflash: refined", "<svg", "3 texts (all)"):
+    for expected in ("true marginal", "tiny-treeflash: refined", "<svg", "3 texts (all)", "3 of 3"):
         assert expected in text
+    # A table of budgets, and all coverages that were measured.
+    row = "".join(f"<td>{tree['by_budget'][size]:.2f}</td>" for size in ("3", "9"))
+    assert f"<td>tiny-treeflash</td>{row}" in text
+    for most in COVERS:
+        assert f"tiny-treeflash: refined, top {most}<" in text
 
 
 def test_as_many_texts_are_decoded_as_are_asked_for(opened, data):
     target, arms = opened
     settings = EvalSettings(split=None, anchors=0, paths=0, budgets=(), real=1)
     found = evaluate(target, arms[:2], data, settings)
+    assert found["arms"]["tiny-ddtree"]["real"]["texts"] == 1
     assert found["arms"]["tiny-ddtree"]["real"]["same_texts"] == 1
 
 

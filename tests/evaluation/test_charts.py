@@ -58,6 +58,8 @@ def test_many_arms_stand_below_one_another():
         (rows,) = summaries().values()
         picture = charts.ranks([attrs.evolve(rows[1], arm=f"arm {number}") for number in range(count)])
         width, height = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', picture).groups()
+        # What surrounds a picture has its own group: an unused one has none.
+        assert picture.count('id="matplotlib.axis_') == 2 * count
         label = re.search(r'aria-label="(.*?)"', picture).group(1)
         assert label == "; ".join(f"arm {number}" for number in range(count))
         return float(width), float(height)

@@ -157,7 +157,7 @@ def test_figures_of_trees_times_and_memory():
     stages = ({"draft": 0.3, "verify": 0.9}, {"verify": 0.3}, {})
     mine = [attrs.evolve(one, seconds=spent) for one, spent in zip(mine, stages, strict=True)]
     plain = run("plain", [1], pass_seconds=0.9)
-    untimed = run("plain", [1])
+    untimed, endless = run("plain", [1]), run(pass_seconds=None)
     lines = [PromptRuns("set", 0, "a", [plain, mine[0]]), PromptRuns("set", 1, "b", [untimed, *mine[1:]])]
     other, found = summarise(lines)["set"]
     # Five steps in three answers to two prompts.
@@ -165,6 +165,9 @@ def test_figures_of_trees_times_and_memory():
     assert found.seconds == pytest.approx({"draft": 0.3 / 5, "verify": 1.2 / 5})
     assert found.pass_seconds == pytest.approx(1.5 / 5)
     assert other.pass_seconds is None
+    # An answer of the prefill's token alone has no passes to time.
+    lines[0].runs.append(endless)
+    assert summarise(lines)["set"][1].pass_seconds == pytest.approx(1.5 / 5)
     assert found.rank_rates == [[3 / 5, 1 / 3], [1 / 2, 1.0]]
     assert found.prefill_seconds == pytest.approx(0.9 / 3)
     assert found.peak_bytes == 50

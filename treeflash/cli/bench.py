@@ -131,6 +131,10 @@ def bench(
         work = work_of(opened, nodes, prompt, _COUNTED_TOKENS)
         found = {name: profiles(rows, work) for name, rows in summaries.items()}
         for name, arms_found in found.items():
+            if len(arms_found) < len(summaries[name]):
+                click.echo(
+                    f"{name}: the target's passes were not timed in all answers; measure into another folder"
+                )
             for profile in arms_found:
                 step, share = 1000 * profile.seconds, 100 * profile.efficiency
                 click.echo(

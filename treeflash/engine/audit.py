@@ -65,7 +65,8 @@ class Recorded:
     Attributes:
         generation: The text.
         logits: For each new token the logits `[V]` that chose it.
-        pass_seconds: Time of the target's own passes, all steps' together; None when stages are not timed.
+        pass_seconds: Time of the target's own passes, all steps' together; None when stages are not timed, or
+            there was no step.
     """
 
     generation: Generation
@@ -82,7 +83,7 @@ def recorded(decoder: Decoder, token_ids: Sequence[int] | Tensor, **settings: An
         **settings: As in `Decoder.generate`.
 
     Returns:
-        The text and its logits.
+        The text, its logits, and the time of the target's passes.
     """
     recorder = _Recorder(decoder.target, time_passes=bool(settings.get("time_stages")))
     try:

@@ -95,7 +95,7 @@ def ranks(rows: Sequence[ArmSummary]) -> str:
     def draw(axes: Any) -> Legend:
         for axis in axes[len(drawn) :]:
             axis.set_axis_off()
-        for axis, row in zip(axes, drawn, strict=False):
+        for axis, row in zip(axes[: len(drawn)], drawn, strict=True):
             most = max(sum(rate is not None for rate in rates) for rates in row.rank_rates)
             for rank in range(min(most, 4)):
                 rates = [rates[rank] for rates in row.rank_rates]

@@ -107,6 +107,7 @@ class Run:
     trees: TreeCounts
     peak_bytes: int | None
     audit: str
+    # Not there in measurements that were begun before it was measured.
     pass_seconds: float | None = None
 
     @classmethod

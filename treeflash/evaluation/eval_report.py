@@ -15,7 +15,8 @@ _SHOWN_COVERS = ("1", "5")
 _STEPS = """
 <p>Steps are simulated along the texts, at each arm's own budget. Expected is what the weights of the drafted
 nodes add up to in a step, found how many were accepted; real is block efficiency where texts were
-decoded, beside that of the same ones simulated, and how many of them came out the same.</p>
+decoded once more,
+simulated that of the same texts without; in low precision not all come out the same.</p>
 """
 _NOTES = """
 <p>Distances are total variations between a draft's distribution of a position and the target's, given what
@@ -98,7 +99,7 @@ def _steps(arms: Mapping[str, Mapping[str, Any]]) -> str:
                 f"{found['block_efficiency']:.2f}",
                 f"{sure['expected_accepted']:.2f} / {sure['accepted']:.2f}",
                 "not run" if real is None else f"{real['block_efficiency']:.2f} / {real['simulated']:.2f}",
-                "" if real is None else str(real["same_texts"]),
+                "" if real is None else f"{real['same_texts']} of {real['texts']}",
             )
         )
     heads = (

@@ -72,6 +72,7 @@ class _ArmMeasure:
     depths: dict[str, DepthMeasure] = attrs.field(factory=dict)
     simulated: Tally = attrs.field(factory=Tally)
     real: Tally = attrs.field(factory=Tally)
+    decoded: int = 0
     same_texts: int = 0
 
 
@@ -210,6 +211,7 @@ def _decode(part: _ArmMeasure, target: HuggingFaceTarget, text: Text) -> None:
         on_emission=part.real.see,
         **text.settings,
     )
+    part.decoded += 1
     part.same_texts += list(generation.token_ids) == answer
     alone = Simulation(part.arm.decoder, ())
     alone.follow(target, text)
@@ -237,6 +239,7 @@ def _arm_summary(part: _ArmMeasure) -> dict[str, Any]:
         found["real"] = {
             "block_efficiency": part.real.block_efficiency,
             "simulated": part.simulated.block_efficiency,
+            "texts": part.decoded,
             "same_texts": part.same_texts,
         }
     return found

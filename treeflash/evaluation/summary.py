@@ -153,7 +153,9 @@ def _arm(arm: str, prompts: Sequence[PromptRuns], work: Mapping[str, torch.Tenso
     deepest = max((depth for run in runs for depth in run.depth), default=0)
     trees = sum((run.trees for run in runs), TreeCounts())
     peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]
-    passes = [run.pass_seconds for run in runs if run.pass_seconds is not None]
+    # An answer that the prefill ended has no passes to time.
+    stepped = [run for run in runs if run.emitted]
+    passes = [run.pass_seconds for run in stepped if run.pass_seconds is not None]
     picked = _picked(len(prompts))
     mine, plain = work[arm][picked].sum(1), work[PLAIN][picked].sum(1)
     tau_low, tau_high = _ends(_per_step(mine))
@@ -180,7 +182,7 @@ def _arm(arm: str, prompts: Sequence[PromptRuns], work: Mapping[str, torch.Tenso
         seconds={
             stage: _ratio(sum(run.seconds.get(stage, 0.0) for run in runs), steps) for stage in _stages(runs)
         },
-        pass_seconds=_ratio(sum(passes), steps) if len(passes) == len(runs) else None,
+        pass_seconds=_ratio(sum(passes), steps) if passes and len(passes) == len(stepped) else None,
         peak_bytes=max(peaks, default=None),
         audit={kind: sum(run.audit == kind for run in runs) for kind in sorted({run.audit for run in runs})},
     )
