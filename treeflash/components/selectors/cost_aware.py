@@ -17,17 +17,14 @@ from treeflash.types import Limits
 
 # Steps that are looked back at: enough to tell a text's mood, few enough to follow it.
 _RECENT = 16
-# Steps without a draft after drafts that did not pay, before one is tried again; and at most, when tries have
-# come to nothing one after the other.
-_PAUSE, _LONGEST_PAUSE = 8, 64
+# Steps without a draft after drafts that did not pay, before one is tried again.
+_PAUSE = 8
 # What drafts must cost more than they bring: a few steps say little, and a pause for nothing is dear.
 _MARGIN = 1.1
 # Draft tokens accepted as promised that a text is credited with before it has shown any.
 _CREDIT = 5.0
 # What a draft says of the next, if the one behind it says 1: some thirty are looked back at.
 _FADING = 0.97
-# What is further back has faded to nothing.
-_REMEMBERED = 144
 
 
 @attrs.frozen
@@ -68,8 +65,7 @@ class CostAware(Selector):
     bonus token among them, and takes the time of a pass over n nodes and of everything around it. The n of
     the greatest ratio is taken, anew in each step. A drafter is surer of itself in texts unlike those it
     learned from than it should be, and less sure in others: weights count as far as they have lately come
-    true in this text. Where drafts have not paid for themselves lately, nothing is drafted for some steps,
-    and for twice as many after each try that comes to nothing.
+    true in this text. Where drafts have not paid for themselves lately, nothing is drafted for some steps.
 
     It goes by the clock, so that two runs may choose other trees: in low precision, where trees round
     differently, nearly tied tokens may then fall differently too.
@@ -95,7 +91,7 @@ class CostAware(Selector):
         limits = self.tree.plan(steps, limits)
         since = next((back for back, step in enumerate(reversed(steps)) if step.tried), len(steps))
         # As far back as the last sixteen drafts can lie, with a pause behind each.
-        tried = [step for step in steps[-_RECENT * (_LONGEST_PAUSE + 1) :] if step.tried]
+        tried = [step for step in steps[-_RECENT * (_PAUSE + 1) :] if step.tried]
         drafted = tried[-_RECENT:]
         if not drafted:
             return PricedLimits(limits.nodes, limits.depth, limits.length)
@@ -107,12 +103,11 @@ class CostAware(Selector):
         # The machine may be slower or faster than when it was measured: times go by its present pace.
         pace = passes / expected
         plain = sum(step.num_emitted for step in drafted) * costs[0] * pace
-        lost = len(drafted) == _RECENT and _MARGIN * plain < total
-        if lost and since < _pause(steps[-_RECENT * (_LONGEST_PAUSE + 1) :]):
+        if len(drafted) == _RECENT and since < _PAUSE and _MARGIN * plain < total:
             return Limits(0, 0, limits.length)
         overhead = max(0.0, total - passes) / pace / len(drafted)
         nodes = min(limits.nodes, 8 + 2 * largest)
-        return PricedLimits(nodes, limits.depth, limits.length, overhead, _trust(tried[-_REMEMBERED:]))
+        return PricedLimits(nodes, limits.depth, limits.length, overhead, _trust(tried))
 
     def without_clock(self) -> OptTree:
         """The heaviest nodes up to the most, whatever they cost."""
@@ -130,17 +125,6 @@ class CostAware(Selector):
         emitted = weights.cumsum(dim=1).sum(dim=0)
         best = int((emitted / (costs + limits.overhead)).argmax())
         return tree.first(best + 1)
-
-
-def _pause(steps: Sequence[StepRecord]) -> int:
-    """How many steps a pause has now."""
-    places = [place for place, step in enumerate(steps) if step.tried]
-    pause = _PAUSE
-    for place, before in zip(reversed(places), reversed(places[:-1]), strict=False):
-        if place - before <= _PAUSE or steps[place].num_accepted:
-            break  # no try behind a pause, or one that came to something
-        pause = min(2 * pause, _LONGEST_PAUSE)
-    return pause
 
 
 def _trust(steps: Sequence[StepRecord]) -> float:
