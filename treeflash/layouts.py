@@ -5,7 +5,6 @@ blocked layout up to twice as fast as one in rows. The blocks are made when a ma
 hold the weights a second time; maps that are joined with several others, once for each way.
 """
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -112,13 +111,13 @@ class Joined:
         """
         if not all(type(part) is Linear and not _is_hooked(part) for part in maps):
             return torch.cat([part(states) for part in maps], dim=-1)
-        if self._blocks is None or not all(map(operator.is_, self._maps, maps)):
+        if self._blocks is None or self._maps != tuple(maps):
             self._maps, self._blocks = tuple(maps), Blocks(maps)
         return self._blocks(states)
 
 
 def _is_hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def is_laid_out(weight: Tensor) -> bool:

@@ -127,11 +127,28 @@ def test_what_has_come_in_a_maps_place_is_used(dtype):
     hook = attention.k_proj.register_forward_hook(lambda module, args, out: -out)
     assert not torch.equal(check(made, dtype), before)
     hook.remove()
+    attention.k_proj.forward = lambda states: -functional.linear(states, attention.k_proj.weight)
+    assert not torch.equal(check(made, dtype), before)
+    del attention.k_proj.forward
     assert torch.equal(check(made, dtype), before)
+    hook = attention.k_norm.register_forward_hook(lambda module, args, out: -out)
+    assert not torch.equal(check(made, dtype), before)
+    hook.remove()
     attention.q_proj = copy.deepcopy(attention.q_proj)
     with torch.no_grad():
         attention.q_proj.weight.neg_()
     assert not torch.equal(check(made, dtype), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_layers_that_are_cut_are_not_multiplied(dtype):
+    made = network(dtype)
+    taps, _, context, _ = draft(made, dtype)
+    made.layers = made.layers[:2]
+    cache = torch.zeros(2, 2, 1, 2, 20, 8, dtype=dtype)
+    with torch.inference_mode():
+        made.write_context(taps, cache, 0)
+    assert difference(cache[..., :CONTEXT, :], context[:2]) < 0.01
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -223,14 +223,14 @@ class DFlashNetwork(nn.Module):
         # in pieces, since as many layers take as many times the memory.
         attentions = [layer.self_attn for layer in cast(list[Layer], self.layers)]
         maps = [part for attention in attentions for part in (attention.k_proj, attention.v_proj)]
-        weights = torch.stack([attention.k_norm.weight for attention in attentions])[:, None, None, None]
         for begin in range(0, taps.shape[1], _CONTEXT_PIECE):
             piece = slice(begin, begin + _CONTEXT_PIECE)
             joined = self._of_context(maps, context[:, piece])
             heads = joined.view(*joined.shape[:2], len(cache), 2, -1, self.config.head_dim)
             keys, values = heads.permute(2, 3, 0, 4, 1, 5).unbind(1)
-            # As `k_norm` does it, but for all layers at once: their epsilon is one.
-            normed = functional.rms_norm(keys, keys.shape[-1:], eps=self.config.rms_norm_eps) * weights
+            normed = torch.stack(
+                [attention.k_norm(part) for attention, part in zip(attentions, keys, strict=True)]
+            )
             rows = slice(start + begin, start + begin + joined.shape[1])
             cache[:, 0, :, :, rows] = _rotate(normed, cos[:, piece], sin[:, piece])
             cache[:, 1, :, :, rows] = values
