@@ -26,6 +26,8 @@ _SIZES = (1, 2, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64, 128, 256)
 # Texts before them.
 _LENGTHS = (64, 1024)
 _REPEATS = 4
+# A pass over more rows takes no less time than this share of one over fewer, on a quiet machine.
+_LEAST_SHARE = 0.8
 
 
 @attrs.frozen
@@ -63,7 +65,9 @@ class PassCosts:
         found = None if refresh else _kept(path, told)
         if found is None:
             found = [_measure(target, length, sizes) for length in lengths]
-            if not getattr(getattr(target, "compiled", None), "failed", False):
+            failed = getattr(getattr(target, "compiled", None), "failed", False)
+            # What a machine did that was busy with something else is not kept.
+            if not failed and all(map(_rises, found)):
                 _keep(path, {"of": told, "seconds": found})
         return cls(sizes, lengths, found)
 
@@ -124,6 +128,12 @@ def _measure(target: Target, length: int, sizes: Sequence[int]) -> list[float]:
             target.verify(state, tree).logits[0, -1, 0].item()
             times.append(time.perf_counter() - begin)
     return [min(times) for times in taken]
+
+
+def _rises(seconds: Sequence[float]) -> bool:
+    """Whether no larger tree took much less time than a smaller one."""
+    most = accumulate(seconds, max)
+    return all(taken >= _LEAST_SHARE * before for taken, before in zip(seconds, most, strict=True))
 
 
 def _conditions(target: Target) -> dict[str, Any]:

@@ -253,6 +253,27 @@ def test_a_slow_moment_is_none_of_a_pass(cache, monkeypatch):
     assert [list(row) for row in found.seconds] == [found.sizes] * 2
 
 
+def test_costs_that_fall_are_measured_again(cache, monkeypatch):
+    """So does a machine that was busy at first: trees would seem to cost nothing, for ever."""
+    target = wrap_model(tiny_model("llama"))
+    verify, now, pace = target.verify, [0.0], {2: 3.0}
+
+    def timed(state, tree):
+        now[0] += tree.size * pace.get(tree.size, 1.0)
+        return verify(state, tree)
+
+    monkeypatch.setattr(target, "verify", timed)
+    monkeypatch.setattr("treeflash.costs.time.perf_counter", lambda: now[0])
+    # Two rows take as long as six: four took much less, five did not.
+    assert PassCosts.of_target(target, 5).seconds[0] == [1.0, 6.0, 4.0, 5.0]
+    assert not cache.exists()
+    pace[2] = 2.5
+    found = PassCosts.of_target(target, 5)
+    assert found.seconds[0] == [1.0, 5.0, 4.0, 5.0]
+    pace[2] = 1.0
+    assert PassCosts.of_target(target, 5).seconds == found.seconds
+
+
 def test_a_recipe_names_it(cache):
     recipe = Recipe.load("tiny-treeflash", Registry.load(), {"selector": {"use": "cost-aware", "most": 20}})
     decoder = recipe.build(Registry.load())
