@@ -1,9 +1,10 @@
 """Plain decoding, one sequence: the library's own `generate`, its forward in our loop, and our pass.
 
-    python benchmarks/plain.py --prompts gsm8k_test.jsonl [--limit 8] [--max-new-tokens 128]
+    python benchmarks/plain.py --prompts gsm8k_test.jsonl [--limit 8] [--max-new-tokens 128] [--compile]
 
-The three take turns prompt by prompt in one process, behind a warm-up; speeds are total tokens over total
-time, the prefill included for all. It is what speedups of drafts are measured against.
+They take turns prompt by prompt in one process, behind a warm-up; speeds are total tokens over total time,
+the prefill included for all. It is what speedups of drafts are measured against. `--compile` adds our pass as
+`target.compile` makes it, in minutes before the first turn.
 """
 
 import argparse
@@ -31,6 +32,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="smollm2-plain")
     parser.add_argument("--limit", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     registry = Registry.load()
     told = Recipe.load(options.recipe, registry).target
@@ -55,6 +57,9 @@ def main() -> None:
         "its forward in our loop": lambda ids, count: ours(own, ids, count),
         "our pass": lambda ids, count: ours(lean, ids, count),
     }
+    if options.compile:
+        compiled = open_target(attrs.evolve(told, compile=True), registry)
+        arms["our pass, compiled"] = lambda ids, count: ours(compiled, ids, count)
     names, tokens, seconds = list(arms), dict.fromkeys(arms, 0), dict.fromkeys(arms, 0.0)
     for name in names:
         arms[name](prompts[0], 8)
