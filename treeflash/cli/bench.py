@@ -139,7 +139,7 @@ def bench(
                 step, share = 1000 * profile.seconds, 100 * profile.efficiency
                 click.echo(
                     f"{name}, {profile.arm}: a step of {step:.1f} ms, the target's own pass "
-                    f"{1000 * profile.pass_seconds:.1f} of them: {share:.0f} % of what its trees could bring"
+                    f"{1000 * profile.pass_seconds:.1f} ms: {share:.0f} % as fast as if all else were free"
                 )
                 Console().print(_stages(profile))
         write_profiles(out, found)

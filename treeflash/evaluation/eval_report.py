@@ -14,9 +14,8 @@ _SHOWN_COVERS = ("1", "5")
 
 _STEPS = """
 <p>Steps are simulated along the texts, at each arm's own budget. Expected is what the weights of the drafted
-nodes add up to in a step, found how many were accepted; real is block efficiency where texts were
-decoded once more,
-simulated that of the same texts without; in low precision not all come out the same.</p>
+nodes add up to in a step, found how many were accepted; real is block efficiency of the
+texts decoded once more, simulated that of the same ones; in low precision not all are written alike.</p>
 """
 _NOTES = """
 <p>Distances are total variations between a draft's distribution of a position and the target's, given what
