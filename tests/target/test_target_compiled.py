@@ -1,6 +1,6 @@
 """Compiled passes: the same as those that are not, and given up where compiling fails.
 
-But for one test the compiler, which takes half a minute, is cut off: behind its reading of the code, or
+But for one test, which `pytest -m compiler` runs, the compiler is cut off: behind its reading of the code, or
 altogether.
 """
 
@@ -60,6 +60,7 @@ def texts(model):
     return {prompt: reference_text(model, prompt, 30) for prompt in (tuple(PROMPT), tuple(PROMPT * 3))}
 
 
+@pytest.mark.compiler
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 def test_compiled_passes_write_the_same_text(tmp_path):
     """In earnest, in a process of its own: what the compiler imports can fail behind other tests."""

@@ -183,12 +183,13 @@ class _Layer:
             pairs[:, :, self._heads :].transpose(1, 2), heads[:, :, turned:].transpose(1, 2)
         )
         groups = self.groups if folded else 1
-        queries = pairs[:, :, : self._heads].view(batch, count, -1, groups, self._width)
-        queries = queries.permute(0, 2, 3, 1, 4).reshape(batch, -1, groups * count, self._width)
+        shared = self._heads // groups
+        queries = pairs[:, :, : self._heads].view(batch, count, shared, groups, self._width)
+        queries = queries.permute(0, 2, 3, 1, 4).flatten(2, 3)
         mixed = functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, scale=self._attention.scaling, enable_gqa=not folded
         )
-        mixed = mixed.view(batch, -1, groups, count, self._width)
+        mixed = mixed.view(batch, shared, groups, count, self._width)
         states = states + self._mix(mixed.permute(0, 3, 1, 2, 4).flatten(2))
         normed = rms_norm(states, self._behind)
         return states + self._down(functional.silu(self._gate(normed)).mul_(self._up(normed)))
