@@ -10,6 +10,8 @@ from transformers import Qwen3Config
 
 from treeflash.components.drafters import dflash_network
 from treeflash.components.drafters.dflash_network import DFlashNetwork, _rotate
+from treeflash.plugins import Registry
+from treeflash.recipe import Recipe
 from treeflash.rounding import difference
 
 SIZES = {
@@ -149,6 +151,16 @@ def test_layers_that_are_cut_are_not_multiplied(dtype):
     with torch.inference_mode():
         made.write_context(taps, cache, 0)
     assert difference(cache[..., :CONTEXT, :], context[:2]) < 0.01
+
+
+def test_a_drafter_with_layers_cut_decodes():
+    registry = Registry.load()
+    decoder = Recipe.load("tiny-ddtree", registry).build(registry)
+    prompt = [5, 9, 7, 3]
+    expected = decoder.generate(prompt, max_new_tokens=20).token_ids
+    network = decoder.drafter.network
+    network.layers = network.layers[:1]
+    assert decoder.generate(prompt, max_new_tokens=20).token_ids == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

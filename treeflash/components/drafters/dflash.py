@@ -133,7 +133,7 @@ class DFlash(Drafter):
         """Makes an empty context, with room for one block behind it."""
         config = self.network.config
         heads, width = config.num_key_value_heads, config.head_dim
-        layers, rows = config.num_hidden_layers, capacity + self.facts.block_size
+        layers, rows = len(self.network.layers), capacity + self.facts.block_size
         weight = self.network.fc.weight
         cache = weight.new_empty(layers, 2, batch_size, heads, rows, width)
         return DFlashState(cache, torch.zeros(batch_size, dtype=torch.int64))
