@@ -54,6 +54,23 @@ def test_a_changed_weight_is_seen(inference):
         torch.testing.assert_close(blocks(states), functional.linear(states, part.weight))
 
 
+@pytest.mark.parametrize("change", ["in place", "replaced"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_changed_bias_is_seen(which, change):
+    parts, states = maps(5, 3, bias=True), torch.randn(2, 48).bfloat16()
+    blocks, part = Blocks(parts), parts[which]
+    with torch.inference_mode():
+        blocks(states)
+    with torch.no_grad():
+        if change == "in place":
+            part.bias[1] += 3
+        else:
+            part.bias = nn.Parameter(part.bias + 3)
+    with torch.inference_mode():
+        expected = torch.cat([part(states) for part in parts], dim=-1)
+        torch.testing.assert_close(blocks(states), expected, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.skipif(not LAID_OUT, reason="this processor has no bfloat16 products")
 def test_a_drafters_map_uses_blocks_while_it_decodes_alone():
     linear, states = Linear(48, 5, bias=False).bfloat16(), torch.randn(2, 48).bfloat16()

@@ -46,7 +46,7 @@ class Linear(nn.Linear):
 class Blocks:
     """One or more linear maps of the same input, their outputs side by side.
 
-    The maps are borrowed: a change of a weight that `Seen` notices is seen at the next call.
+    The maps are borrowed: a change of a weight or bias that `Seen` notices is seen at the next call.
 
     Args:
         maps: Each with `weight` `[out, in]` and `bias` `[out]` or None, as `nn.Linear` has them.
@@ -66,9 +66,10 @@ class Blocks:
         if not _can_lay_out(weights[0], states):
             outputs = [functional.linear(states, *self._part(index)) for index in range(len(weights))]
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
-        if self._made_of is None or not self._made_of.is_of(weights):
+        watched = [*weights, *(part.bias for part in self._maps if part.bias is not None)]
+        if self._made_of is None or not self._made_of.is_of(watched):
             self._lay_out()
-            self._made_of = Seen(weights)
+            self._made_of = Seen(watched)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(states, self._weight, self._bias, "none", [], "")
         return out
 

@@ -155,6 +155,11 @@ def test_a_gathered_head_is_kept_until_the_weights_change():
         before = head(states)
         target.model.lm_head.weight.mul_(2)
         torch.testing.assert_close(target.head(columns, target.dtype)(states), 2 * before)
+        target.model.lm_head.bias = torch.nn.Parameter(torch.arange(target.vocab_size).bfloat16())
+        biased = target.head(columns, target.dtype)
+        torch.testing.assert_close(biased(states), 2 * before + columns.bfloat16())
+        target.model.lm_head.bias.zero_()
+        torch.testing.assert_close(target.head(columns, target.dtype)(states), 2 * before)
 
 
 @pytest.mark.parametrize("config", [{"attention_bias": True}, {"tie_word_embeddings": True}])

@@ -84,10 +84,11 @@ class Reading:
     def head(self, columns: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """The output head over some tokens (see `Target.head`)."""
         head = self.model.get_output_embeddings()
+        parts = [part for part in (head.weight, getattr(head, "bias", None)) if part is not None]
         wanted = None if columns is None else columns.cpu().numpy().tobytes()
         if dtype == self.dtype and self._head is not None:
             seen, made_for, made = self._head
-            if made_for == wanted and seen.is_of([head.weight]):
+            if made_for == wanted and seen.is_of(parts):
                 return made
         kept = slice(self.vocab_size) if columns is None else columns.to(self.device)
         weight = head.weight.detach()[kept].to(dtype)
@@ -99,7 +100,7 @@ class Reading:
 
         if dtype == self.dtype:
             # The last one is kept: drafters are bound to one target again and again.
-            self._head = Seen([head.weight]), wanted, project
+            self._head = Seen(parts), wanted, project
         return project
 
     def head_rows(self, token_ids: Tensor) -> tuple[Tensor, Tensor | None]:
