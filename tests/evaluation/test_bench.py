@@ -215,6 +215,25 @@ def test_another_machine_does_not_go_on(bench, monkeypatch):
         bench().run()
 
 
+def test_a_prompt_without_room_is_refused_before_all_others(bench):
+    long = PromptSet("long", "here", (SET.prompts[0], Prompt((f"Ben {'and Ben ' * 400}?",))))
+    measured = bench(sets=[SET, long])
+    with pytest.raises(InputError, match=r"long: prompt 2 of 2 has \d+ tokens, expected .* begins 'Ben and"):
+        measured.run()
+    assert not measured.folder.exists()
+
+
+def test_looking_at_a_measurement_leaves_it_as_it_is(bench):
+    """Another process may be in the middle of a line."""
+    measured = bench()
+    measured.run()
+    path = measured.folder / RUNS
+    text = path.read_text()[:-40]
+    path.write_text(text)
+    assert len(list(read_runs(measured.folder))) == len(text.splitlines()) - 1
+    assert path.read_text() == text
+
+
 def test_other_settings_are_refused(bench):
     bench().run()
     with pytest.raises(InputError, match=r"settings\.max_new_tokens: expected 20 as before, found 9"):

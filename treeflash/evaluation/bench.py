@@ -26,6 +26,8 @@ from treeflash.training.folders import begin
 MANIFEST, RUNS = "bench.json", "runs.jsonl"
 _IDENTICAL = "identical"
 _WARM_UP_TOKENS = 16
+# Characters of a prompt that an error shows, to find it by.
+_SHOWN = 40
 
 
 @attrs.frozen
@@ -98,6 +100,7 @@ class Bench:
             InputError: When the folder was begun with other settings or cannot be written, or a prompt does
                 not fit the target.
         """
+        self._check_room()
         manifest, free = self._manifest(), weight_places(self.arms)
         # What is whole may be looked at on another machine, but not gone on with.
         begin(
@@ -109,6 +112,7 @@ class Bench:
         ]
         if any((prompts.name, index) not in found for prompts, index, _ in wanted):
             begin(self.folder, MANIFEST, manifest, free)
+            _mend(self.folder / RUNS)
             self._warm_up(wanted[0][2])
         for done, (prompts, index, prompt) in enumerate(wanted):
             self.on_prompt(done, len(wanted))
@@ -118,6 +122,19 @@ class Bench:
                 found[prompts.name, index] = line
         self.on_prompt(len(wanted), len(wanted))
         return [found[prompts.name, index] for prompts, index, _ in wanted]
+
+    def _check_room(self) -> None:
+        """Refuses what could not be answered, before hours are spent on what stands before it."""
+        limit, codec = self.target.max_positions or math.inf, self.target.require_text()
+        for prompts in self.sets:
+            for index, prompt in enumerate(prompts.prompts):
+                count = len(codec.encode_chat(prompt.turns[0]))
+                if count >= limit:
+                    raise InputError(
+                        f"{prompts.name}: prompt {index + 1} of {len(prompts.prompts)} has {count} tokens, "
+                        f"expected fewer than the target's {limit} positions; it begins "
+                        f"{prompt.turns[0][:_SHOWN]!r}"
+                    )
 
     def _runs(self, index: int, prompt: Prompt) -> list[Run]:
         """All arms' answers to all turns of a prompt."""
@@ -193,7 +210,7 @@ def read_runs(folder: Path) -> Iterator[PromptRuns]:
         folder: Of the measurement.
 
     Yields:
-        A prompt's runs; a last line that was cut off is taken away, to be measured again.
+        A prompt's runs, but for a last line that was cut off, or is being written.
 
     Raises:
         InputError: When the file is broken.
@@ -203,13 +220,20 @@ def read_runs(folder: Path) -> Iterator[PromptRuns]:
         return
     data = path.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):
-        os.truncate(path, len(whole))
     for number, line in enumerate(whole.decode("utf-8").splitlines(), start=1):
         try:
             yield PromptRuns.from_json(line)
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(f"{path}: line {number} is not a measurement ({error})") from None
+
+
+def _mend(path: Path) -> None:
+    """Takes away a last line that was cut off, to be measured again."""
+    if path.is_file():
+        data = path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            os.truncate(path, whole)
 
 
 def said_by(codec: TextCodec, token_ids: list[int], stop_reason: str | None) -> str:
