@@ -5,9 +5,11 @@ import json
 import attrs
 import pytest
 
-from treeflash.evaluation.profile import profiles, write_profiles
+from treeflash.evaluation.arms import ArmText, open_arms
+from treeflash.evaluation.profile import profiles, work_of, write_profiles
 from treeflash.evaluation.summary import summarise
 from treeflash.evaluation.work import Work
+from treeflash.plugins import Registry
 
 from .test_counting import PromptRuns, run
 
@@ -34,6 +36,21 @@ def test_efficiency_is_the_speedup_over_that_of_free_drafts():
 def test_without_times_of_passes_there_is_none():
     bare = [attrs.evolve(row, pass_seconds=None) for row in rows()]
     assert profiles(bare, {"plain": {}, "mine": {}}) == []
+
+
+def test_trees_that_go_by_the_clock_are_counted_at_the_size_they_had(monkeypatch, tmp_path):
+    """In each prompt set; and drafts that were mostly left out were drafts all the same."""
+    monkeypatch.setenv("TREEFLASH_CACHE", str(tmp_path))
+    text = ArmText.parse("mine=tiny-treeflash,selector.use=cost-aware,selector.most=20")
+    target, arms = open_arms([text], Registry.load(), {"target": {"device": "cpu"}})
+    prompt, done = target.require_text().encode_chat("Ana has 7 apples."), []
+    plain, mine = rows()
+    for nodes in ([], [0.2], [1.0, 6.9], [1.0, 14.2]):
+        summaries = [attrs.evolve(plain, nodes=[]), attrs.evolve(mine, nodes=nodes)]
+        done.append(work_of(arms, summaries, prompt, 6)["mine"])
+    alone, *drafted = (work["verify"].flops for work in done)
+    assert alone < drafted[0] < drafted[1] < drafted[2]
+    assert done[1]["draft"].flops > 0
 
 
 def test_what_is_written(tmp_path):

@@ -126,15 +126,17 @@ def bench(
             )
         Console().print(table)
     if profiled:
-        prompt = target.require_text().encode_chat(sets[0].prompts[0].turns[0])
-        nodes = {row.arm: sum(row.nodes) for rows in summaries.values() for row in rows}
-        work = work_of(opened, nodes, prompt, _COUNTED_TOKENS)
-        found = {name: profiles(rows, work) for name, rows in summaries.items()}
-        for name, arms_found in found.items():
-            if len(arms_found) < len(summaries[name]):
+        found = {}
+        for prompts in sets:
+            rows = summaries[prompts.name]
+            prompt = target.require_text().encode_chat(prompts.prompts[0].turns[0])
+            found[prompts.name] = profiles(rows, work_of(opened, rows, prompt, _COUNTED_TOKENS))
+            if untimed := [row.arm for row in rows if row.pass_seconds is None]:
                 click.echo(
-                    f"{name}: the target's passes were not timed in all answers; measure into another folder"
+                    f"{prompts.name}: no profile of {', '.join(untimed)}: no answer took a step, or passes "
+                    "were not timed in some; measure those into another folder"
                 )
+        for name, arms_found in found.items():
             for profile in arms_found:
                 step, share = 1000 * profile.seconds, 100 * profile.efficiency
                 click.echo(

@@ -69,20 +69,21 @@ def profiles(rows: Sequence[ArmSummary], work: Mapping[str, Mapping[str, Work]])
 
 
 def work_of(
-    arms: Sequence[Arm], nodes: Mapping[str, float], token_ids: list[int], max_new_tokens: int
+    arms: Sequence[Arm], rows: Sequence[ArmSummary], token_ids: list[int], max_new_tokens: int
 ) -> dict[str, dict[str, Work]]:
     """Counts what steps do, along one text.
 
     Args:
         arms: The arms.
-        nodes: By arm, nodes of an average tree: counting takes time itself, so that trees that go by the
-            clock are counted at that size.
+        rows: Of one prompt set. Counting takes time itself, so that trees that go by the clock are counted
+            with as many nodes as an average step had.
         token_ids: The prompt.
         max_new_tokens: Of the text.
 
     Returns:
         By arm and stage.
     """
+    nodes = {row.arm: sum(row.nodes) for row in rows}
     return {
         arm.name: count_work(
             _sized(arm.decoder, nodes[arm.name]), token_ids, max_new_tokens=max_new_tokens, stop_ids=()
@@ -110,7 +111,9 @@ def _sized(decoder: Decoder, nodes: float) -> Decoder:
     timeless: Any = selector.without_clock()
     if timeless is selector:
         return decoder
-    return attrs.evolve(decoder, selector=attrs.evolve(timeless, budget=round(nodes)))
+    # Who drafted now and then drafted something.
+    budget = max(1, round(nodes)) if nodes else 0
+    return attrs.evolve(decoder, selector=attrs.evolve(timeless, budget=budget))
 
 
 def _profile(row: ArmSummary, plain: ArmSummary, passes: float, work: Mapping[str, Work]) -> Profile:
