@@ -9,13 +9,13 @@ first if it is not there. Both give the same trees; parts take turns, and the me
 """
 
 import argparse
-import time
 from collections.abc import Callable
 from statistics import median
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from timed_passes import now
 from torch.nn import functional
 
 from treeflash.components.builders.top_m import TopM
@@ -52,7 +52,7 @@ def main() -> None:
         times: dict[str, list[float]] = {name: [] for name in parts}
         for _ in range(1 + options.rounds):
             for name, part in parts.items():
-                times[name].append(timed(part, options.device))
+                times[name].append(timed(part, torch.device(options.device)))
     table = Table("part", "ms")
     for name, taken in times.items():
         table.add_row(name, f"{1000 * median(taken[1:]):.2f}")
@@ -117,13 +117,11 @@ def best_first(proposal: TableProposal, budget: int, depth: int) -> TokenTree:
     return OptTree(budget).select(TableProposal(proposal.anchor.cpu(), host), Limits(budget, depth))
 
 
-def timed(part: Callable[[], object], device: str) -> float:
+def timed(part: Callable[[], object], device: torch.device) -> float:
     """Seconds of one call."""
-    begin = time.perf_counter()
+    begin = now(device)
     part()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begin
+    return now(device) - begin
 
 
 if __name__ == "__main__":
