@@ -110,15 +110,24 @@ class Joined:
         Returns:
             Their outputs side by side, `[..., the sum of all out]`.
         """
-        if not all(type(part) is Linear and not _is_hooked(part) for part in maps):
+        if not all(map(is_just_a_map, maps)):
             return torch.cat([part(states) for part in maps], dim=-1)
         if self._blocks is None or self._maps != tuple(maps):
             self._maps, self._blocks = tuple(maps), Blocks(maps)
         return self._blocks(states)
 
 
-def _is_hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+def is_just_a_map(part: nn.Module) -> bool:
+    """Whether a map may be multiplied by its weight in place of being called.
+
+    Args:
+        part: Meant as a `Linear`.
+
+    Returns:
+        False for what was put in its place, adapted or hooked.
+    """
+    hooked = part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)
+    return type(part) is Linear and not hooked
 
 
 def is_laid_out(weight: Tensor) -> bool:

@@ -29,6 +29,17 @@ HIDDEN_REFINERS = [name for name in REFINERS if name != "bilinear"]
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 2e-6}
 
 
+class Doubled(nn.Module):
+    """Stands in a map's place."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def forward(self, states):
+        return 2 * self.part(states)
+
+
 @attrs.frozen(eq=False)
 class Model:
     """A drafter's own tables, as the formulas name them."""
@@ -143,6 +154,26 @@ def test_hidden_refiners_follow_their_formula(name, temperature, dtype, device):
     expected = literals(name, refiner, draft, slots, previous, model)
     for k in (1, 6, VOCABULARY):
         assert_best(refiner.children(draft, slots, previous, k), expected, k, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("change", ["hook", "adapter"])
+@pytest.mark.parametrize("name", HIDDEN_REFINERS)
+def test_a_map_that_is_more_than_a_map_is_called(name, change, device):
+    """With an output of its own doubled, by a hook or by what stands in its place."""
+    refiner, draft, _ = make(name, torch.float64, device)
+    slots, previous = contexts(refiner.history, device)
+    place = "linear" if name == "linear" else "ug"
+    part = getattr(refiner.network, place)
+    doubled, _, _ = make(name, torch.float64, device)
+    for weight in getattr(doubled.network, place).parameters():
+        weight.mul_(2)
+    if change == "hook":
+        part.register_forward_hook(lambda module, inputs, output: 2 * output)
+    else:
+        setattr(refiner.network, place, Doubled(part))
+    expected = doubled.children(draft, slots, previous, 6)
+    for found, wanted in zip(refiner.children(draft, slots, previous, 6), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

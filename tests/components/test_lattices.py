@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from treeflash import interfaces
 from treeflash.components.builders.top_m import TopM
 from treeflash.interfaces import Refiner
 from treeflash.types import BlockDraft, DraftHead, Lattice, Limits
@@ -78,11 +79,14 @@ def test_contexts_of_two_tokens(seed, depth, branching):
     depth=st.integers(1, 5),
     branching=st.integers(1, VOCABULARY),
     children=st.integers(1, VOCABULARY),
+    trimmed=st.booleans(),
 )
-def test_transitions(history, seed, depth, branching, children):
+def test_transitions(history, seed, depth, branching, children, trimmed):
     draft, refiner = random_draft(seed, depth), Scores(history, seed)
     lattice = TopM(branching, children).build(draft, history, LIMITS)
-    table = refiner.transitions(draft, lattice)
+    with pytest.MonkeyPatch.context() as patch:  # as on a CPU, and as on a GPU
+        patch.setattr(interfaces, "trims", lambda device: trimmed)
+        table = refiner.transitions(draft, lattice)
     contexts = [[tuple(context) for context in level] for level in lattice.contexts[0].tolist()]
     for level, context in itertools.product(range(depth), range(branching)):
         before = contexts[level][context]

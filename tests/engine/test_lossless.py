@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import Qwen3Config
 
-from treeflash import tree
+from treeflash import interfaces, tree
 from treeflash.checkpoints.dflash_layout import DFlashFacts
 from treeflash.components.builders.frontier import Frontier
 from treeflash.components.builders.marginal import Marginal
@@ -272,7 +272,7 @@ def test_every_family(family, dtype, temperature, device, tally):
 def test_trees_with_empty_slots(case, device, tally):
     """As on a GPU, where trees are not cut to their nodes: the same on every device."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (opt_tree, chain, tree):
+        for module in (opt_tree, chain, tree, interfaces):
             patch.setattr(module, "trims", lambda device: False)
         patch.setattr(sdpa_tree, "chooses_on_the_way", lambda device: False)
         check(case, device, tally)

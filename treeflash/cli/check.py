@@ -23,8 +23,8 @@ _TOKENS = 1024
 def check(recipe: str, dtype: str | None, overrides: tuple[str, ...]) -> None:
     """Load RECIPE's target and drafter, and see that they fit, without generating.
 
-    The target is probed with a tiny tree; checkpoints are read; memory is estimated. Trees of a size that goes
-    by what passes cost have them timed, once.
+    The target is probed with a tiny tree; checkpoints are read; memory is estimated. For trees whose size
+    goes by what passes cost these are timed, once.
     """
     registry = Registry.load()
     checked = Recipe.load(recipe, registry, laid_over(overrides, dtype))

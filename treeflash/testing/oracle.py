@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from treeflash.interfaces import Drafter
 from treeflash.target_interface import Target
@@ -87,6 +88,7 @@ class Oracle(Drafter):
             norm=lambda hidden: hidden,
             project=lambda normed: normed,
             vocab_size=target.vocab_size,
+            rows=lambda ids: (functional.one_hot(ids, target.vocab_size).to(logits), None),
         )
         return BlockDraft(recent, hidden=logits, normed=logits, head=head)
 

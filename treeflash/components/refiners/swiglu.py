@@ -57,7 +57,7 @@ class SwiGlu(HiddenRefiner):
     def correction(self, embedded: Tensor, normed: Tensor, slots: Tensor | slice) -> Tensor:
         """Runs the layer."""
         network = self.network
-        both = per_source(network.ug, network.norm(embedded), normed, slots) + network.ug.bias
+        both = per_source(network.ug, network.norm(embedded), normed, slots)
         up, gate = both.chunk(2, dim=-1)
         out: Tensor = network.d(functional.silu(gate) * up)
         return out

@@ -14,7 +14,7 @@ from treeflash.checkpoints.dflash_layout import open_for
 from treeflash.checkpoints.reader import SHOWN_FAULTS, Checkpoint, weight_misfits
 from treeflash.errors import CheckpointError, bullet_list
 from treeflash.interfaces import BuildContext, Refiner
-from treeflash.layouts import Linear
+from treeflash.layouts import Linear, is_just_a_map
 from treeflash.target_interface import Target
 from treeflash.types import BlockDraft
 
@@ -290,12 +290,13 @@ def _goes_by_position(states: Tensor) -> bool:
 
 
 def per_source(linear: Linear, embedded: Tensor, normed: Tensor, slots: Tensor | slice) -> Tensor:
-    """A product with the concatenation of embeddings and a hidden state, without concatenating.
+    """A map of the concatenation of embeddings and a hidden state, without concatenating.
 
-    The half of the hidden states is computed once per position, however many contexts share it.
+    The half of the hidden states is computed once per position, however many contexts share it. A map that
+    was adapted or hooked is called as it is.
 
     Args:
-        linear: From `(history + 1) * D` inputs, the embeddings' first; its bias is left out.
+        linear: From `(history + 1) * D` inputs, the embeddings' first.
         embedded: `[B, F, history, D]`.
         normed: `[B, P, D]`.
         slots: int64 `[F]`, or a slice of F.
@@ -303,10 +304,14 @@ def per_source(linear: Linear, embedded: Tensor, normed: Tensor, slots: Tensor |
     Returns:
         `[B, F, out]`.
     """
-    width = embedded.shape[-2] * embedded.shape[-1]
-    of_tokens = linear.over(slice(0, width), embedded.flatten(-2))
-    of_hidden = linear.over(slice(width, None), normed)
-    return of_tokens + of_hidden[:, slots]
+    tokens = embedded.flatten(-2)
+    if not is_just_a_map(linear):
+        out: Tensor = linear(torch.cat([tokens, normed[:, slots]], dim=-1))
+        return out
+    width = tokens.shape[-1]
+    of_tokens, of_hidden = linear.over(slice(0, width), tokens), linear.over(slice(width, None), normed)
+    both = of_tokens + of_hidden[:, slots]
+    return both if linear.bias is None else both + linear.bias
 
 
 def reset_weights(network: nn.Module, generator: torch.Generator, *, zero: str) -> None:
