@@ -109,6 +109,8 @@ def test_weights_that_change_behind_torchs_back(compiled, monkeypatch):
     model = tiny_model("llama", dtype=torch.bfloat16)
     target = wrap_model(model, compiled=compiled)
     plain, made = read(target), target.compiled
+    columns, states = torch.tensor([1, 5, 7]), torch.ones(1, target.hidden_size).bfloat16()
+    before = target.head(columns, target.dtype)(states)
     assert torch.equal(read(target), plain)
     assert target.compiled is made
     model.model.layers[0].mlp.down_proj.weight.data.mul_(-1)
@@ -117,6 +119,8 @@ def test_weights_that_change_behind_torchs_back(compiled, monkeypatch):
     assert not torch.allclose(found, plain, atol=0.1)
     torch.testing.assert_close(found, expected, atol=0.1, rtol=0.05)
     assert (target.compiled is made) == (not compiled)
+    # So are the rows of the head that drafters took.
+    assert not torch.allclose(target.head(columns, target.dtype)(states), before, atol=0.1)
 
 
 def test_whoever_never_decodes_does_not_hold_weights_twice():
