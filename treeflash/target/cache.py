@@ -68,11 +68,10 @@ class TreeCacheLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
         """Writes `[B, heads, n, d]` behind the rows to be left; gives views of all rows up to there."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        start = self.extent.end
-        end = start + key_states.shape[-2]
-        self.keys[..., start:end, :] = key_states
-        self.values[..., start:end, :] = value_states
-        return self.keys[..., :end, :], self.values[..., :end, :]
+        start, count = self.extent.end, key_states.shape[-2]
+        self.keys.narrow(-2, start, count).copy_(key_states)
+        self.values.narrow(-2, start, count).copy_(value_states)
+        return self.keys.narrow(-2, 0, start + count), self.values.narrow(-2, 0, start + count)
 
     def keep(self, rows: Tensor, start: int) -> None:
         """Moves rows int64 `[n]` to `start` and on."""

@@ -121,7 +121,7 @@ class LeanDecoder:
         if folded:
             groups = self._layers[0].groups
             by_kind = {
-                kind: None if mask is None else mask.repeat(1, 1, groups, 1) for kind, mask in by_kind.items()
+                kind: None if mask is None else _for_each_head(mask, groups) for kind, mask in by_kind.items()
             }
         outputs = {}
         for index, (layer, room) in enumerate(zip(self._layers, cache.layers, strict=True)):
@@ -165,8 +165,8 @@ class _Layer:
     ) -> Tensor:
         """`[B, n, D]` to `[B, n, D]`; keys and values go into `room`.
 
-        Folded, heads that share keys stand below one another, as further rows of one product, and `mask` is
-        `[B, 1, groups * n, m]`; otherwise it is `[B, 1, n, m]`.
+        Folded, heads that share keys are further rows of one product, those of a token behind one another,
+        and `mask` is `[B, 1, n * groups, m]`; otherwise it is `[B, 1, n, m]`.
         """
         batch, count, _ = states.shape
         turned = self._heads + self._key_heads
@@ -185,14 +185,19 @@ class _Layer:
         groups = self.groups if folded else 1
         shared = self._heads // groups
         queries = pairs[:, :, : self._heads].view(batch, count, shared, groups, self._width)
-        queries = queries.permute(0, 2, 3, 1, 4).flatten(2, 3)
+        queries = queries.transpose(1, 2).flatten(2, 3)
         mixed = functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, scale=self._attention.scaling, enable_gqa=not folded
         )
-        mixed = mixed.view(batch, shared, groups, count, self._width)
-        states = states + self._mix(mixed.permute(0, 3, 1, 2, 4).flatten(2))
+        mixed = mixed.view(batch, shared, count, groups, self._width)
+        states = states + self._mix(mixed.transpose(1, 2).flatten(2))
         normed = rms_norm(states, self._behind)
         return states + self._down(functional.silu(self._gate(normed)).mul_(self._up(normed)))
+
+
+def _for_each_head(mask: Tensor, groups: int) -> Tensor:
+    """`[B, 1, n, m]` to `[B, 1, n * groups, m]`, each row as often as heads share keys."""
+    return mask[:, :, :, None].expand(-1, -1, -1, groups, -1).flatten(2, 3)
 
 
 def rms_norm(states: Tensor, norm: Any) -> Tensor:
