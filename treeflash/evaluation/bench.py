@@ -11,7 +11,7 @@ import attrs
 
 from treeflash.engine.audit import Recorded, compare, recorded
 from treeflash.engine.stopping import STOP_TOKEN
-from treeflash.errors import InputError
+from treeflash.errors import InputError, bullet_list
 from treeflash.evaluation.arms import PLAIN, Arm, measured, weight_places
 from treeflash.evaluation.counts import Run, TreeCounts
 from treeflash.evaluation.memory import MemoryWatch
@@ -28,6 +28,7 @@ _IDENTICAL = "identical"
 _WARM_UP_TOKENS = 16
 # Characters of a prompt that an error shows, to find it by.
 _SHOWN = 40
+_SHOWN_FAULTS = 20
 
 
 @attrs.frozen
@@ -127,14 +128,15 @@ class Bench:
         """Refuses what could not be answered, before hours are spent on what stands before it."""
         limit, codec = self.target.max_positions or math.inf, self.target.require_text()
         for prompts in self.sets:
-            for index, prompt in enumerate(prompts.prompts):
-                count = len(codec.encode_chat(prompt.turns[0]))
-                if count >= limit:
-                    raise InputError(
-                        f"{prompts.name}: prompt {index + 1} of {len(prompts.prompts)} has {count} tokens, "
-                        f"expected fewer than the target's {limit} positions; it begins "
-                        f"{prompt.turns[0][:_SHOWN]!r}"
-                    )
+            lengths = [len(codec.encode_chat(prompt.turns[0])) for prompt in prompts.prompts]
+            faults = [
+                f"{prompt.turns[0][:_SHOWN]!r} has {count} tokens, expected fewer than {limit}"
+                for prompt, count in zip(prompts.prompts, lengths, strict=True)
+                if count >= limit
+            ]
+            if faults:
+                where = f"{prompts.name} ({prompts.source}): prompts too long for the target"
+                raise InputError(bullet_list(where, faults, most=_SHOWN_FAULTS))
 
     def _runs(self, index: int, prompt: Prompt) -> list[Run]:
         """All arms' answers to all turns of a prompt."""
