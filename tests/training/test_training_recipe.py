@@ -135,6 +135,13 @@ def test_what_is_to_decode_later(faults, tables):
     assert "did you mean" in faults(**tables)
 
 
+def test_a_builder_that_will_not_fit(faults, registry):
+    """After hours of training the recipe that decodes would be refused."""
+    assert "builder.use: expected contexts of 1 token" in faults(builder={"use": "marginal"})
+    fitting = {"builder": {"use": "marginal"}, "refiner": {"use": "none"}}
+    assert TrainingRecipe.load("tiny-train", registry, fitting).decoding_tables()["builder"]
+
+
 @pytest.mark.parametrize(
     ("drafter", "refiner", "fault"),
     [

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import attrs
 
+from treeflash.engine.decoder import misfits
 from treeflash.errors import RecipeError, bullet_list
 from treeflash.plugins import Registry
 from treeflash.recipe import TargetOptions
@@ -135,6 +136,12 @@ def _check_decoding(tables: Mapping[str, Mapping[str, Any]], registry: Registry,
         if kind in tables:
             part = used_class(tables, kind, kind, registry, faults)
             _options(tables, kind, part and part.options_class(), faults)
+    names = {kind: tables.get(kind, {}).get("use", "none") for kind in ("drafter", "builder", "refiner")}
+    found = {kind: registry.components[kind].get(name) for kind, name in names.items()}
+    used = {kind: part.value for kind, part in found.items() if part is not None}
+    if "builder" in tables and len(used) == len(names):
+        fault = misfits(used, {kind: repr(name) for kind, name in names.items()}).get("builder")
+        faults += [] if fault is None else [f"builder.use: {fault}"]
 
 
 def _options(
