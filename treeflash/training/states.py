@@ -4,6 +4,7 @@ Only the tapped states and the final normed ones are kept, never logits: those a
 time, from the normed states.
 """
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -163,7 +164,8 @@ class CachedStates:
                 tensors[f"{first + index}.taps"] = read.taps[begin:end].cpu().contiguous()
                 tensors[f"{first + index}.normed"] = read.normed[begin:end].cpu().contiguous()
         path = self._path(shard)
-        partial = path.with_name(f".{path.name}.partial")
+        # Others may be writing the same: several runs share a folder.
+        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         try:
             save_file(tensors, partial)
             flush(partial)
