@@ -51,6 +51,14 @@ def test_answers_do_not_depend_on_the_batches(tiny_target, tmp_path):
     assert first == again
 
 
+@pytest.mark.parametrize("temperature", [float("inf"), float("nan")])
+def test_a_temperature_that_is_none_leaves_nothing(temperature, tiny_target, tmp_path):
+    settings = RegenerationSettings(max_new_tokens=15, temperature=temperature)
+    with pytest.raises(InputError, match="temperature must be a finite number"):
+        run(tiny_target, tmp_path / "data", settings=settings)
+    assert not (tmp_path / "data").exists()
+
+
 def test_turns_are_answered_in_turn(tiny_target, tmp_path):
     prompt = Prompt(("Ana has 3 coins.", "Ben has 4 coins."))
     rows = list(run(tiny_target, tmp_path / "data", [prompt]).rows())

@@ -10,6 +10,7 @@ import attrs
 from treeflash.engine.stopping import POSITION_LIMIT
 from treeflash.errors import InputError, bullet_list
 from treeflash.prompts import Prompt
+from treeflash.sampling import Draws
 from treeflash.target import HuggingFaceTarget
 from treeflash.target.text import TextCodec
 from treeflash.training.answers import AnswerRow, AnswerStore, split_of
@@ -77,6 +78,10 @@ def regenerate(
         InputError: When the directory was begun with other settings, a prompt is too long, or the disk
             is full.
     """
+    try:
+        Draws(settings.temperature, settings.seed)
+    except ValueError as error:
+        raise InputError(str(error)) from None
     codec = target.require_text()
     batches = _batches(target, codec, prompts, settings.batch_size)
     store = AnswerStore(folder)
