@@ -137,11 +137,15 @@ class Registry:
     def _find(self, among: Mapping[str, Registered], kind: str, name: str) -> Any:
         if name in among:
             return among[name].value
-        failed = "".join(f"; plugin {plugin} failed: {why}" for plugin, why in self.failures.items())
         clause = nearest(name, among)
         if kind == "recipe" and "known:" not in clause:  # too many to name
             clause += " (treeflash recipes list names all)"
-        raise UnknownNameError(f"no {kind} is called {name!r}{clause}{failed}")
+        raise UnknownNameError(f"no {kind} is called {name!r}{clause}{self.failed_clause}")
+
+    @property
+    def failed_clause(self) -> str:
+        """Which plugins failed and why, for messages about a name that nobody has."""
+        return "".join(f"; plugin {plugin} failed: {why}" for plugin, why in self.failures.items())
 
 
 def _manager(failures: dict[str, str]) -> pluggy.PluginManager:

@@ -6,9 +6,9 @@ import pytest
 
 import treeflash
 from treeflash.components.selectors.chain import Chain
-from treeflash.errors import PluginError, UnknownNameError
+from treeflash.errors import InputError, PluginError, UnknownNameError
 from treeflash.plugins import Registry
-from treeflash.recipe import Recipe
+from treeflash.recipe import Recipe, find_model
 
 HEADER = """
 from pathlib import Path
@@ -121,6 +121,8 @@ def test_a_plugin_that_does_not_load_is_named_when_a_name_is_missing(install):
         assert part in message
     with pytest.raises(UnknownNameError, match="broken-trees failed"):
         registry.recipe("nowhere")
+    with pytest.raises(InputError, match=r"target is called 'nothing'.*broken-trees failed"):
+        find_model("nothing", registry, "target.model")
 
 
 @pytest.mark.parametrize("kind", ["drafter", "selector"])
