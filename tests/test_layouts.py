@@ -54,6 +54,14 @@ def test_a_changed_weight_is_seen(inference):
         torch.testing.assert_close(blocks(states), functional.linear(states, part.weight))
 
 
+def test_one_map_of_several_has_a_bias():
+    parts = [*maps(5, bias=True), *maps(3), *maps(4, bias=True)]
+    states = torch.randn(2, 48).bfloat16()
+    with torch.inference_mode():
+        expected = torch.cat([part(states) for part in parts], dim=-1)
+        torch.testing.assert_close(Blocks(parts)(states), expected, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("change", ["in place", "replaced"])
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_changed_bias_is_seen(which, change):

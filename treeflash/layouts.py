@@ -88,8 +88,10 @@ class Blocks:
         weights = [weight.detach() for weight, _ in parts]
         weight = weights[0].contiguous() if len(weights) == 1 else torch.cat(weights)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-        biases = [bias.detach() for _, bias in parts if bias is not None]
-        self._bias = torch.cat(biases) if biases else None
+        biases = [
+            weight.new_zeros(weight.shape[0]) if bias is None else bias.detach() for weight, bias in parts
+        ]
+        self._bias = None if all(bias is None for _, bias in parts) else torch.cat(biases)
 
 
 class Joined:
