@@ -78,7 +78,8 @@ def as_toml(value: Any) -> str:
     if attrs.has(type(value)):
         value = attrs.asdict(value)
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key} = {as_toml(item)}' for key, item in value.items())}}}"
+        given = {key: item for key, item in value.items() if item is not None}  # as a file leaves it out
+        return f"{{{', '.join(f'{key} = {as_toml(item)}' for key, item in given.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(as_toml, value))}]"
     return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")

@@ -2,7 +2,7 @@
 
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import attrs
@@ -71,17 +71,21 @@ def _value_fault(value: Any, kind: Any, field: "attrs.Attribute[Any]", converter
     try:
         field.validator(None, field, structured)
     except (TypeError, ValueError) as error:
-        if len(error.args) == 4:  # of a choice: message, field, choices, value
+        if len(error.args) == 4 and _is_choices(error.args[2]):  # message, field, choices, value
             *others, last = map(str, error.args[2])
             near = nearest(value, [*others, last]).partition(" (known")[0] if isinstance(value, str) else ""
             return f"expected {', '.join(others)} or {last}, found {value!r}{near}"
         match = _OUT_OF_RANGE.fullmatch(str(error))
-        return (
-            "expected {expected}, found {found}".format(**match.groupdict()) if match else first_line(error)
-        )
+        if match:
+            return "expected {expected}, found {found}".format(**match.groupdict())
+        return first_line(ValueError(*error.args[:1]))
     except AttributeError:
         return None  # it looks at other fields too: left to the whole object
     return None
+
+
+def _is_choices(value: Any) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, str)
 
 
 def _converter() -> Converter:

@@ -250,6 +250,7 @@ from treeflash.components.selectors.chain import Chain
 @attrs.frozen
 class Inner:
     depth: int = 1
+    width: int | None = None
 
 @attrs.frozen
 class Acme(Chain):

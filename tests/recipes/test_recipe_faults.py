@@ -2,6 +2,7 @@
 
 import attrs
 import pytest
+from attrs.validators import matches_re
 
 from treeflash.errors import RecipeError
 from treeflash.plugins import Registry
@@ -222,6 +223,7 @@ class Options:
     names: list[str] = attrs.Factory(list)
     layers: tuple[int, ...] = ()
     inner: Inner = attrs.Factory(Inner)
+    name: str = attrs.field(default="a", validator=matches_re("[a-z]+"))
 
 
 def faults_of(table, options=Options):
@@ -244,6 +246,11 @@ def test_other_kinds_of_option_are_checked(table):
     (key,) = table
     (fault,) = faults_of(table)
     assert fault.startswith(f"selector.{key}: ")
+
+
+def test_a_validator_that_words_its_own_error_is_quoted():
+    (fault,) = faults_of({"name": "A1"})
+    assert fault.startswith("selector.name: 'name' must match regex '[a-z]+' ('A1' doesn't)")
 
 
 def test_a_string_is_no_list_of_strings():
