@@ -124,6 +124,13 @@ def test_a_chat_needs_a_template():
         TextCodec(byte_tokenizer(template=None)).encode_chat("a")
 
 
+@pytest.mark.parametrize("encode", [BYTES.encode_raw, BYTES.encode_chat])
+def test_bytes_of_another_encoding_are_an_error(encode):
+    """As a shell passes them on."""
+    with pytest.raises(InputError, match=r"UTF-8, found 'caf.udce9'"):
+        encode("caf\udce9")
+
+
 def test_nothing_to_decode_from_is_an_error():
     codec = TextCodec(byte_tokenizer(adds_bos=False, template="{{ messages[0].content }}"))
     for encode in (codec.encode_raw, codec.encode_chat):

@@ -37,6 +37,7 @@ class TextCodec:
         messages = [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=False)]
         # Models that can think aloud first are measured without, as papers do. A template that knows no
         # such switch passes it over.
+        self._check_text(*turns)
         text = self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
         )
@@ -56,6 +57,7 @@ class TextCodec:
         Raises:
             InputError: When there is nothing to decode from.
         """
+        self._check_text(prompt)
         begin = getattr(self.tokenizer, "bos_token", None)
         has_special = isinstance(begin, str) and begin != "" and prompt.startswith(begin)
         return self._not_empty(self.tokenizer.encode(prompt, add_special_tokens=not has_special))
@@ -64,6 +66,13 @@ class TextCodec:
         """Reads token ids, special ones left out."""
         text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
+
+    @staticmethod
+    def _check_text(*texts: str) -> None:
+        try:
+            "".join(texts).encode()
+        except UnicodeEncodeError:  # bytes of another encoding, as a shell passes them on
+            raise InputError(f"expected a prompt of whole characters in UTF-8, found {texts[-1]!r}") from None
 
     @staticmethod
     def _not_empty(token_ids: list[int]) -> list[int]:
