@@ -43,7 +43,10 @@ _COUNTED_TOKENS = 24
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for results.")
 @click.option("--limit", type=click.IntRange(min=1), help="Prompts of each set; all when not given.")
 @click.option(
-    "--draw", type=click.IntRange(min=0), metavar="SEED", help="Draw prompts by a seed; else the first."
+    "--draw",
+    type=click.IntRange(min=0, max=MAX_SEED),
+    metavar="SEED",
+    help="Draw prompts by a seed; else the first.",
 )
 @click.option(
     "--as-it-is", is_flag=True, help="Take known sets without the papers' wording and choice of rows."

@@ -17,6 +17,7 @@ from treeflash.cli.options import (
 )
 from treeflash.errors import blamed_on
 from treeflash.plugins import Registry
+from treeflash.sampling import MAX_SEED
 
 
 def _budgets(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
@@ -67,7 +68,9 @@ def _budgets(context: click.Context, parameter: click.Parameter, value: str) -> 
 @click.option(
     "--real", type=click.IntRange(min=0), default=0, show_default=True, help="Answers to decode for real too."
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the paths.")
+@click.option(
+    "--seed", type=click.IntRange(min=0, max=MAX_SEED), default=0, show_default=True, help="Of the paths."
+)
 @dtype_option
 @overrides_option
 def evaluate(

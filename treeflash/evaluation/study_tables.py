@@ -7,6 +7,7 @@ from attrs.validators import and_, deep_iterable, ge, le, optional
 
 from treeflash.components.selectors.opt_tree import MOST_NODES
 from treeflash.evaluation.evaluate import even
+from treeflash.sampling import MAX_SEED
 
 _AT_LEAST_ONE = optional(ge(1))
 
@@ -84,7 +85,7 @@ class BenchPlan:
 
     prompts: list[str] = attrs.field(validator=_some)
     limit: int | None = attrs.field(default=None, validator=_AT_LEAST_ONE)
-    draw: int | None = attrs.field(default=None, validator=optional(ge(0)))
+    draw: int | None = attrs.field(default=None, validator=optional(and_(ge(0), le(MAX_SEED))))
     max_new_tokens: int = attrs.field(default=128, validator=ge(1))
     temperature: float = attrs.field(default=0.0, validator=ge(0))
     arms: list[str] | None = attrs.field(default=None, validator=optional(_some))

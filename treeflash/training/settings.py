@@ -3,6 +3,8 @@
 import attrs
 from attrs.validators import and_, ge, gt, in_, le, lt
 
+from treeflash.sampling import MAX_SEED
+
 COMPUTE, CACHE = "compute", "cache"
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 
@@ -25,7 +27,7 @@ class TrainSettings:
     """
 
     steps: int = attrs.field(validator=ge(1))
-    seed: int = attrs.field(default=0, validator=ge(0))
+    seed: int = attrs.field(default=0, validator=and_(ge(0), le(MAX_SEED)))
     dtype: str = attrs.field(default=FLOAT32, validator=in_((FLOAT32, BFLOAT16)))
     average: float = attrs.field(default=0.0, validator=and_(ge(0), lt(1)))
     evaluate_every: int = attrs.field(default=200, validator=ge(1))

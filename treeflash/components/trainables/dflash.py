@@ -9,12 +9,13 @@ from typing import Any, Self
 
 import attrs
 import torch
-from attrs.validators import ge, in_, optional
+from attrs.validators import and_, ge, in_, le, optional
 from torch import Tensor, nn
 
 from treeflash.checkpoints.shortlist import write_shortlist
 from treeflash.checkpoints.writing import write_checkpoint
 from treeflash.components.refiners.trained import Contexts, Lesson, TrainedRefiner
+from treeflash.components.selectors.opt_tree import MOST_NODES
 from treeflash.components.trainables.blocks import Blocks, draw_anchors, position_weights
 from treeflash.components.trainables.comparison import Answers, Comparison, measure
 from treeflash.components.trainables.dflash_start import DFlashSizes, Start, start_network, start_refiner
@@ -51,7 +52,7 @@ class DFlashTrainingOptions(DFlashSizes):
     decay: float | None = attrs.field(default=None, validator=optional(ge(0)))
     backbone_weight: float = attrs.field(default=1.0, validator=ge(0))
     previous: str = attrs.field(default=TEXT, validator=in_((TEXT, TREE)))
-    tree_budget: int = attrs.field(default=15, validator=ge(1))
+    tree_budget: int = attrs.field(default=15, validator=and_(ge(1), le(MOST_NODES)))
 
 
 @attrs.frozen(eq=False)
