@@ -5,7 +5,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -81,20 +81,17 @@ def read_rows(path: Path | str, faults: list[str], limit: int | None = None) -> 
         InputError: When the file cannot be read.
     """
     path = Path(path)
-    lines = _lines(path)
-    first = next(lines, "")
+    filled = ((number, line) for number, line in enumerate(_lines(path), start=1) if line.strip())
+    begin, first = next(filled, (1, ""))
     if first.lstrip().startswith("["):
-        return _elements(path, first + "".join(lines), limit)
+        return _elements(path, first + "".join(line for _, line in filled), limit)
     rows: dict[str, Any] = {}
-    for number, line in enumerate(chain([first], lines), start=1):
-        if limit is not None and number > limit:
-            break
-        if line.strip():
-            where = f"line {number}"
-            try:
-                rows[where] = json.loads(line)
-            except ValueError:
-                faults.append(f"{where}: not valid JSON; expected an object on each line")
+    for number, line in islice(chain([(begin, first)] if first else [], filled), limit):
+        where = f"line {number}"
+        try:
+            rows[where] = json.loads(line)
+        except ValueError:
+            faults.append(f"{where}: not valid JSON; expected an object on each line")
     return rows
 
 

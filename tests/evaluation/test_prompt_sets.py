@@ -100,6 +100,14 @@ def test_any_file_is_taken_as_it_is(write):
     assert (found.name, turns(found)) == ("mine", [("How many?",)])
 
 
+def test_blank_lines_are_no_rows(tmp_path):
+    path = tmp_path / "set.jsonl"
+    rows = [json.dumps({"prompt": str(index)}) for index in range(4)]
+    for text in ("\n\n".join(["", *rows, ""]), "\n\n[" + ",\n".join(rows) + "]\n"):
+        path.write_text(text)
+        assert turns(open_set(str(path), limit=3, draw=None)) == [("0",), ("1",), ("2",)]
+
+
 def test_limits_and_draws(write):
     path = str(write(*[{"prompt": str(index)} for index in range(20)]))
     assert turns(open_set(path, limit=3, draw=None)) == [("0",), ("1",), ("2",)]
