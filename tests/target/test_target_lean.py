@@ -110,7 +110,8 @@ def test_weights_that_change_behind_torchs_back(compiled, monkeypatch):
     target = wrap_model(model, compiled=compiled)
     plain, made = read(target), target.compiled
     columns, states = torch.tensor([1, 5, 7]), torch.ones(1, target.hidden_size).bfloat16()
-    before = target.head(columns, target.dtype)(states)
+    head = target.head(columns, target.dtype)
+    before = head(states)
     assert torch.equal(read(target), plain)
     assert target.compiled is made
     model.model.layers[0].mlp.down_proj.weight.data.mul_(-1)
@@ -120,7 +121,7 @@ def test_weights_that_change_behind_torchs_back(compiled, monkeypatch):
     torch.testing.assert_close(found, expected, atol=0.1, rtol=0.05)
     assert (target.compiled is made) == (not compiled)
     # So are the rows of the head that drafters took.
-    assert not torch.allclose(target.head(columns, target.dtype)(states), before, atol=0.1)
+    assert not torch.allclose(head(states), before, atol=0.1)
 
 
 def test_whoever_never_decodes_does_not_hold_weights_twice():
@@ -155,15 +156,27 @@ def test_a_gathered_head_is_kept_until_the_weights_change():
     assert target.head(columns[:2], target.dtype) is not head
     head = target.head(columns, target.dtype)
     states = torch.randn(2, target.hidden_size).bfloat16()
+    # Whoever took it sees the change.
     with torch.no_grad():
         before = head(states)
         target.model.lm_head.weight.mul_(2)
-        torch.testing.assert_close(target.head(columns, target.dtype)(states), 2 * before)
+        torch.testing.assert_close(head(states), 2 * before)
         target.model.lm_head.bias = torch.nn.Parameter(torch.arange(target.vocab_size).bfloat16())
-        biased = target.head(columns, target.dtype)
-        torch.testing.assert_close(biased(states), 2 * before + columns.bfloat16())
+        torch.testing.assert_close(head(states), 2 * before + columns.bfloat16())
         target.model.lm_head.bias.zero_()
-        torch.testing.assert_close(target.head(columns, target.dtype)(states), 2 * before)
+        torch.testing.assert_close(head(states), 2 * before)
+
+
+def test_a_head_first_used_while_inferring_can_be_learned_through():
+    target = wrap_model(tiny_model("llama"))
+    head, states = target.head(torch.tensor([1, 5]), torch.float32), torch.randn(2, target.hidden_size)
+    with torch.inference_mode():
+        expected = head(states)
+    states.requires_grad_()
+    found = head(states)
+    found.sum().backward()
+    torch.testing.assert_close(found.detach(), expected.clone())
+    assert states.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("config", [{"attention_bias": True}, {"tie_word_embeddings": True}])

@@ -127,7 +127,9 @@ class HuggingFaceTarget(Reading):
         # Where adapters or hooks have come into the model its own forward knows them; until they are gone.
         reads = lean.reads(self.model)
         if reads and not lean.is_current():
-            lean, self._head = LeanDecoder(self.model), None
+            lean = LeanDecoder(self.model)
+            if self._head is not None:
+                self._head[1].forget()
             compiled = None if compiled is None else CompiledDecoder(lean)
         self._aside = (None, None) if reads else (lean, compiled)
         self.lean, self.compiled = (lean, compiled) if reads else (None, None)

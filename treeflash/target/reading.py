@@ -27,7 +27,7 @@ class Reading:
     num_layers: int
     windows: dict[str, int | None]
     borrowed: Callable[[], AbstractContextManager[None]]
-    _head: tuple[Seen, bytes | None, Callable[[Tensor], Tensor]] | None = None
+    _head: "tuple[bytes | None, GatheredHead] | None" = None
     _parameters: set[str]
     _cache_name: str
     _decoder: Any
@@ -83,25 +83,15 @@ class Reading:
 
     def head(self, columns: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """The output head over some tokens (see `Target.head`)."""
-        head = self.model.get_output_embeddings()
-        parts = [part for part in (head.weight, getattr(head, "bias", None)) if part is not None]
         wanted = None if columns is None else columns.cpu().numpy().tobytes()
-        if dtype == self.dtype and self._head is not None:
-            seen, made_for, made = self._head
-            if made_for == wanted and seen.is_of(parts):
-                return made
+        if dtype == self.dtype and self._head is not None and self._head[0] == wanted:
+            return self._head[1]
         kept = slice(self.vocab_size) if columns is None else columns.to(self.device)
-        weight = head.weight.detach()[kept].to(dtype)
-        bias = None if getattr(head, "bias", None) is None else head.bias.detach()[kept].to(dtype)
-        blocks = Blocks([SimpleNamespace(weight=weight, bias=bias)])
-
-        def project(normed: Tensor) -> Tensor:
-            return blocks(normed.to(dtype))
-
+        made = GatheredHead(self.model, kept, dtype)
         if dtype == self.dtype:
             # The last one is kept: drafters are bound to one target again and again.
-            self._head = Seen(parts), wanted, project
-        return project
+            self._head = wanted, made
+        return made
 
     def head_rows(self, token_ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """The output head's weights for tokens (see `Target.head_rows`)."""
@@ -116,3 +106,34 @@ class Reading:
         logits = logits / (getattr(config, "logits_scaling", None) or 1.0)
         cap = getattr(config, "final_logit_softcapping", None)
         return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+class GatheredHead:
+    """The rows of a model's output head for some tokens, gathered anew when its weights have changed.
+
+    Args:
+        model: The model.
+        kept: The tokens: int64 `[V']`, or a slice of the vocabulary.
+        dtype: Of the products.
+    """
+
+    def __init__(self, model: PreTrainedModel, kept: Tensor | slice, dtype: torch.dtype) -> None:
+        self._model, self._kept, self._dtype = model, kept, dtype
+        self._made_of: Seen | None = None
+        self._blocks = Blocks([])
+
+    def forget(self) -> None:
+        """Gathers at the next call: weights have changed in a way that `Seen` does not notice."""
+        self._made_of = None
+
+    def __call__(self, normed: Tensor) -> Tensor:
+        """`[..., D]` to logits `[..., V']`."""
+        head = self._model.get_output_embeddings()
+        bias = getattr(head, "bias", None)
+        parts = [head.weight] if bias is None else [head.weight, bias]
+        if self._made_of is None or not self._made_of.is_of(parts):
+            with torch.inference_mode(False):  # whoever asks first, others may differentiate through it
+                rows = [part.detach()[self._kept].to(self._dtype) for part in parts]
+            self._blocks = Blocks([SimpleNamespace(weight=rows[0], bias=None if bias is None else rows[1])])
+            self._made_of = Seen(parts)
+        return self._blocks(normed.to(self._dtype))
