@@ -4,7 +4,7 @@
 
 They take turns prompt by prompt in one process, behind a warm-up; speeds are total tokens over total time,
 the prefill included for all. It is what speedups of drafts are measured against. `--compile` adds our pass as
-`target.compile` makes it, in minutes before the first turn.
+`target.compile` makes it, before the first turn: for thirty layers that may take half an hour.
 """
 
 import argparse

@@ -39,9 +39,9 @@ class TargetOptions:
         device: "auto" takes a GPU when there is one.
         lean: Read the model by a pass of our own where its family is known, which is faster; on a CPU it
             holds the weights of bfloat16 models twice. Without, the model's own forward is called.
-        compile: Compile that pass before the first text: minutes of waiting, and on a CPU the weights twice
-            more, for faster passes from then on. It needs a C++ compiler, on a GPU Triton; where it fails
-            there is a warning.
+        compile: Compile that pass before the first text: some minutes for a model of a few layers, over a
+            quarter of an hour for thirty, and on a CPU the weights twice more, for faster passes from then
+            on. It needs a C++ compiler, on a GPU Triton; where it fails there is a warning.
     """
 
     model: str

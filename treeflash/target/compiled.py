@@ -1,8 +1,9 @@
 """Passes of the target as compiled graphs.
 
 One graph is made for a single row and one for any number of them, each for any length of the text: what
-surrounds the matrix products is fused, and Python is left behind. That takes minutes, and on a CPU each graph
-holds the weights once more, until the process ends: torch's compiler keeps what it made.
+surrounds the matrix products is fused, and Python is left behind. That takes the compiler half a minute a
+layer, and on a CPU each graph holds the weights once more, until the process ends: torch's compiler keeps
+what it made.
 """
 
 import importlib
