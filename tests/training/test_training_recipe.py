@@ -138,6 +138,7 @@ def test_what_is_to_decode_later(faults, tables):
 def test_a_builder_that_will_not_fit(faults, registry):
     """After hours of training the recipe that decodes would be refused."""
     assert "builder.use: expected contexts of 1 token" in faults(builder={"use": "marginal"})
+    assert "builder.use: expected a name, found ['top-m']" in faults(builder={"use": ["top-m"]})
     fitting = {"builder": {"use": "marginal"}, "refiner": {"use": "none"}}
     assert TrainingRecipe.load("tiny-train", registry, fitting).decoding_tables()["builder"]
 

@@ -98,7 +98,7 @@ class TrainingRecipe:
                 faults.append("[refiner]: this drafter is trained without one")
             taught = getattr(refiner, "TrainingOptions", _NothingToTrain)
             refiner_options = _options(tables, "refiner", taught, faults)
-        _check_decoding(tables, registry, faults)
+        _check_decoding(tables, registry, faults, {} if refiner is None else {"refiner": refiner})
         loss = used_class(tables, "loss", "loss", registry, faults)
         own, common = _split(tables.get("loss", {}), LossSettings)
         loss_settings = structure(common, LossSettings, "loss", faults)
@@ -130,17 +130,31 @@ class _NothingToTrain:
     """Options of a refiner that has no weights."""
 
 
-def _check_decoding(tables: Mapping[str, Mapping[str, Any]], registry: Registry, faults: list[str]) -> None:
-    """Finds what would be wrong with the recipe that decodes, before anything is trained for it."""
+def _check_decoding(
+    tables: Mapping[str, Mapping[str, Any]],
+    registry: Registry,
+    faults: list[str],
+    used: Mapping[str, type[Any]],
+) -> None:
+    """Finds what would be wrong with the recipe that decodes, before anything is trained for it.
+
+    Args:
+        tables: The recipe's.
+        registry: What is installed.
+        faults: Every fault is added here.
+        used: The classes that are known already, by kind.
+    """
     for kind in _DECODING:
         if kind in tables:
             part = used_class(tables, kind, kind, registry, faults)
             _options(tables, kind, part and part.options_class(), faults)
-    names = {kind: tables.get(kind, {}).get("use", "none") for kind in ("drafter", "builder", "refiner")}
-    found = {kind: registry.components[kind].get(name) for kind, name in names.items()}
-    used = {kind: part.value for kind, part in found.items() if part is not None}
-    if "builder" in tables and len(used) == len(names):
-        fault = misfits(used, {kind: repr(name) for kind, name in names.items()}).get("builder")
+            if kind == "builder" and part is not None:
+                used = {**used, kind: part}
+    # One that is trained may be registered for that alone.
+    drafter = registry.components["drafter"].get(str(tables.get("drafter", {}).get("use")))
+    if drafter is not None and "builder" in used:
+        used = {**used, "drafter": drafter.value}
+        fault = misfits(used, {kind: repr(tables[kind]["use"]) for kind in used}).get("builder")
         faults += [] if fault is None else [f"builder.use: {fault}"]
 
 
