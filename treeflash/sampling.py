@@ -8,18 +8,20 @@ import torch
 from attrs.validators import deep_iterable
 from torch import Tensor
 
+from treeflash.errors import InputError
+
 # The generator is keyed with words of 64 bits.
 MAX_SEED = 2**64 - 1
 
 
 def _finite(instance: object, attribute: "attrs.Attribute[float]", value: float) -> None:
     if not 0 <= value < float("inf"):
-        raise ValueError(f"{attribute.name} must be a finite number >= 0, found {value!r}")
+        raise InputError(f"{attribute.name} must be a finite number >= 0, found {value!r}")
 
 
 def _word(instance: object, attribute: "attrs.Attribute[int]", value: int) -> None:
     if not isinstance(value, Integral) or not 0 <= value <= MAX_SEED:
-        raise ValueError(f"{attribute.name} must be an integer in 0..2**64-1, found {value!r}")
+        raise InputError(f"{attribute.name} must be an integer in 0..2**64-1, found {value!r}")
 
 
 @attrs.define(eq=False)

@@ -161,10 +161,7 @@ class Decoder:
         """
         prompt = self._prompt(token_ids)
         rule = self._stop_rule(prompt, max_new_tokens, stop_ids)
-        try:
-            draws = Draws(temperature, seed, (sequence,))
-        except ValueError as error:
-            raise InputError(str(error)) from None
+        draws = Draws(temperature, seed, (sequence,))
         if watch is None:
             watch = Stopwatch(self.target.device, synchronise=time_stages)
         return self._run(prompt, rule, draws, watch)
