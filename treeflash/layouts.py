@@ -119,6 +119,15 @@ class Joined:
         return self._blocks(states)
 
 
+def is_hooked(module: nn.Module) -> bool:
+    """Whether calling a module does more than what its class says, or something else.
+
+    Args:
+        module: Any.
+    """
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
 def is_just_a_map(part: nn.Module) -> bool:
     """Whether a map may be multiplied by its weight in place of being called.
 
@@ -128,8 +137,7 @@ def is_just_a_map(part: nn.Module) -> bool:
     Returns:
         False for what was put in its place, adapted or hooked.
     """
-    hooked = part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)
-    return type(part) is Linear and not hooked
+    return type(part) is Linear and not is_hooked(part)
 
 
 def is_laid_out(weight: Tensor) -> bool:

@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
-from treeflash.layouts import Blocks
+from treeflash.layouts import Blocks, is_hooked
 from treeflash.target.cache import TreeCache
 from treeflash.target.masks import FULL, SLIDING
 
@@ -229,4 +229,4 @@ def _is_plain(module: nn.Module, own: Collection[str]) -> bool:
     """Whether a part of a model is the library's own, with nothing hung into it."""
     kind = type(module)
     known = kind in _OTHERS or (kind.__name__ in own and kind.__module__.startswith("transformers.models."))
-    return known and not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+    return known and not is_hooked(module)
