@@ -119,21 +119,20 @@ class GatheredHead:
 
     def __init__(self, model: PreTrainedModel, kept: Tensor | slice, dtype: torch.dtype) -> None:
         self._model, self._kept, self._dtype = model, kept, dtype
-        self._made_of: Seen | None = None
-        self._blocks = Blocks([])
+        self._made: tuple[Seen, Blocks] | None = None
 
     def forget(self) -> None:
         """Gathers at the next call: weights have changed in a way that `Seen` does not notice."""
-        self._made_of = None
+        self._made = None
 
     def __call__(self, normed: Tensor) -> Tensor:
         """`[..., D]` to logits `[..., V']`."""
         head = self._model.get_output_embeddings()
         bias = getattr(head, "bias", None)
         parts = [head.weight] if bias is None else [head.weight, bias]
-        if self._made_of is None or not self._made_of.is_of(parts):
+        if self._made is None or not self._made[0].is_of(parts):
             with torch.inference_mode(False):  # whoever asks first, others may differentiate through it
                 rows = [part.detach()[self._kept].to(self._dtype) for part in parts]
-            self._blocks = Blocks([SimpleNamespace(weight=rows[0], bias=None if bias is None else rows[1])])
-            self._made_of = Seen(parts)
-        return self._blocks(normed.to(self._dtype))
+            gathered = SimpleNamespace(weight=rows[0], bias=None if bias is None else rows[1])
+            self._made = Seen(parts), Blocks([gathered])
+        return self._made[1](normed.to(self._dtype))
