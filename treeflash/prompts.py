@@ -160,9 +160,20 @@ def _parse(row: Any, where: str, faults: list[str]) -> Prompt | None:
     ):
         faults.append(f"{where}: {form}: expected text, found {row[form]!r}")
         return None
-    try:
-        "".join(turns).encode()
-    except UnicodeEncodeError:  # half of a character, which JSON can spell
+    if not is_text("".join(turns)):  # half of a character, which JSON can spell
         faults.append(f"{where}: {form}: expected text, found half of a surrogate pair in {row[form]!r}")
         return None
     return Prompt(tuple(turns))
+
+
+def is_text(text: str) -> bool:
+    """Whether a string is whole characters, and no halves of surrogate pairs among them.
+
+    Args:
+        text: What came from outside.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -8,6 +8,7 @@ import pytest
 
 from treeflash.errors import InputError
 from treeflash.evaluation.prompt_sets import KNOWN, open_set, same_names
+from treeflash.prompts import read_prompts
 
 
 @pytest.fixture
@@ -106,6 +107,7 @@ def test_blank_lines_are_no_rows(tmp_path):
     for text in ("\n\n".join(["", *rows, ""]), "\n\n[" + ",\n".join(rows) + "]\n"):
         path.write_text(text)
         assert turns(open_set(str(path), limit=3, draw=None)) == [("0",), ("1",), ("2",)]
+        assert [prompt.turns for prompt in read_prompts(path, limit=3)] == [("0",), ("1",), ("2",)]
 
 
 def test_limits_and_draws(write):

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from treeflash.errors import InputError
+from treeflash.prompts import Prompt
 from treeflash.target.text import TextCodec, TextStream
 
 BOS, EOS = 256, 257
@@ -129,6 +130,15 @@ def test_bytes_of_another_encoding_are_an_error(encode):
     """As a shell passes them on."""
     with pytest.raises(InputError, match=r"UTF-8, found 'caf.udce9'"):
         encode("caf\udce9")
+
+
+def test_a_prompt_leaves_room_for_a_token_at_least():
+    prompts = [Prompt(("ab", "is not read")), Prompt(("abc",))]
+    lengths = [len(BYTES.encode_chat(prompt.turns[0])) for prompt in prompts]
+    for limit in (None, lengths[1] + 1):
+        assert BYTES.first_lengths(prompts, limit, "too long") == lengths
+    with pytest.raises(InputError, match=rf"^too long: 'abc' has {lengths[1]} tokens, expected fewer than"):
+        BYTES.first_lengths(prompts, lengths[1], "too long")
 
 
 def test_nothing_to_decode_from_is_an_error():

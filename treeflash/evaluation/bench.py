@@ -11,7 +11,7 @@ import attrs
 
 from treeflash.engine.audit import Recorded, compare, recorded
 from treeflash.engine.stopping import STOP_TOKEN
-from treeflash.errors import InputError, bullet_list
+from treeflash.errors import InputError
 from treeflash.evaluation.arms import PLAIN, Arm, measured, weight_places
 from treeflash.evaluation.counts import Run, TreeCounts
 from treeflash.evaluation.memory import MemoryWatch
@@ -26,9 +26,6 @@ from treeflash.training.folders import begin
 MANIFEST, RUNS = "bench.json", "runs.jsonl"
 _IDENTICAL = "identical"
 _WARM_UP_TOKENS = 16
-# Characters of a prompt that an error shows, to find it by.
-_SHOWN = 40
-_SHOWN_FAULTS = 20
 
 
 @attrs.frozen
@@ -113,7 +110,9 @@ class Bench:
         ]
         if any((prompts.name, index) not in found for prompts, index, _ in wanted):
             begin(self.folder, MANIFEST, manifest, free)
-            _mend(self.folder / RUNS)
+            path = self.folder / RUNS
+            if path.is_file():  # a last line that was cut off is measured again
+                os.truncate(path, len(_whole_lines(path)))
             self._warm_up(wanted[0][2])
         for done, (prompts, index, prompt) in enumerate(wanted):
             self.on_prompt(done, len(wanted))
@@ -126,17 +125,10 @@ class Bench:
 
     def _check_room(self) -> None:
         """Refuses what could not be answered, before hours are spent on what stands before it."""
-        limit, codec = self.target.max_positions or math.inf, self.target.require_text()
+        codec = self.target.require_text()
         for prompts in self.sets:
-            lengths = [len(codec.encode_chat(prompt.turns[0])) for prompt in prompts.prompts]
-            faults = [
-                f"{prompt.turns[0][:_SHOWN]!r} has {count} tokens, expected fewer than {limit}"
-                for prompt, count in zip(prompts.prompts, lengths, strict=True)
-                if count >= limit
-            ]
-            if faults:
-                where = f"{prompts.name} ({prompts.source}): prompts too long for the target"
-                raise InputError(bullet_list(where, faults, most=_SHOWN_FAULTS))
+            headline = f"{prompts.name} ({prompts.source}): prompts too long for the target"
+            codec.first_lengths(prompts.prompts, self.target.max_positions, headline)
 
     def _runs(self, index: int, prompt: Prompt) -> list[Run]:
         """All arms' answers to all turns of a prompt."""
@@ -220,22 +212,17 @@ def read_runs(folder: Path) -> Iterator[PromptRuns]:
     path = folder / RUNS
     if not path.is_file():
         return
-    data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    for number, line in enumerate(whole.decode("utf-8").splitlines(), start=1):
+    for number, line in enumerate(_whole_lines(path).decode("utf-8").splitlines(), start=1):
         try:
             yield PromptRuns.from_json(line)
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(f"{path}: line {number} is not a measurement ({error})") from None
 
 
-def _mend(path: Path) -> None:
-    """Takes away a last line that was cut off, to be measured again."""
-    if path.is_file():
-        data = path.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            os.truncate(path, whole)
+def _whole_lines(path: Path) -> bytes:
+    """A file up to the end of its last whole line."""
+    data = path.read_bytes()
+    return data[: data.rfind(b"\n") + 1]
 
 
 def said_by(codec: TextCodec, token_ids: list[int], stop_reason: str | None) -> str:

@@ -6,7 +6,11 @@ from typing import Any
 
 import attrs
 
-from treeflash.errors import InputError
+from treeflash.errors import InputError, bullet_list
+from treeflash.prompts import Prompt, is_text
+
+# Characters of a prompt that an error shows, to find it by, and prompts that it names.
+_SHOWN, _SHOWN_FAULTS = 40, 20
 
 
 @attrs.frozen(eq=False)
@@ -29,15 +33,16 @@ class TextCodec:
             Token ids, special tokens as the template has them.
 
         Raises:
-            InputError: When the tokenizer has no chat template, or nothing is left to decode from.
+            InputError: When the tokenizer has no chat template, nothing is left to decode from, or a turn is
+                no text.
         """
         if not getattr(self.tokenizer, "chat_template", None):
             raise InputError("the target's tokenizer has no chat template; take the prompt as it is (--raw)")
         roles = itertools.cycle(("user", "assistant"))
         messages = [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=False)]
+        self._check_text(*turns)
         # Models that can think aloud first are measured without, as papers do. A template that knows no
         # such switch passes it over.
-        self._check_text(*turns)
         text = self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
         )
@@ -55,12 +60,36 @@ class TextCodec:
             beginning-of-text token already.
 
         Raises:
-            InputError: When there is nothing to decode from.
+            InputError: When there is nothing to decode from, or it is no text.
         """
         self._check_text(prompt)
         begin = getattr(self.tokenizer, "bos_token", None)
         has_special = isinstance(begin, str) and begin != "" and prompt.startswith(begin)
         return self._not_empty(self.tokenizer.encode(prompt, add_special_tokens=not has_special))
+
+    def first_lengths(self, prompts: Sequence[Prompt], limit: int | None, headline: str) -> list[int]:
+        """Counts the tokens of prompts' first turns, before anything is spent on answering them.
+
+        Args:
+            prompts: The prompts.
+            limit: The target's positions; None without one.
+            headline: What to say before those without room for an answer.
+
+        Returns:
+            A number for each.
+
+        Raises:
+            InputError: Naming all that leave no room for an answer.
+        """
+        lengths = [len(self.encode_chat(prompt.turns[0])) for prompt in prompts]
+        faults = [
+            f"{prompt.turns[0][:_SHOWN]!r} has {count} tokens, expected fewer than {limit}"
+            for prompt, count in zip(prompts, lengths, strict=True)
+            if limit is not None and count >= limit
+        ]
+        if faults:
+            raise InputError(bullet_list(headline, faults, most=_SHOWN_FAULTS))
+        return lengths
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Reads token ids, special ones left out."""
@@ -69,10 +98,8 @@ class TextCodec:
 
     @staticmethod
     def _check_text(*texts: str) -> None:
-        try:
-            "".join(texts).encode()
-        except UnicodeEncodeError:  # bytes of another encoding, as a shell passes them on
-            raise InputError(f"expected a prompt of whole characters in UTF-8, found {texts[-1]!r}") from None
+        if not is_text("".join(texts)):  # bytes of another encoding, as a shell passes them on
+            raise InputError(f"expected a prompt of whole characters in UTF-8, found {texts[-1]!r}")
 
     @staticmethod
     def _not_empty(token_ids: list[int]) -> list[int]:

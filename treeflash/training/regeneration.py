@@ -8,15 +8,12 @@ from typing import Any
 import attrs
 
 from treeflash.engine.stopping import POSITION_LIMIT
-from treeflash.errors import InputError, bullet_list
 from treeflash.prompts import Prompt
 from treeflash.sampling import Draws
 from treeflash.target import HuggingFaceTarget
 from treeflash.target.text import TextCodec
 from treeflash.training.answers import AnswerRow, AnswerStore, split_of
 from treeflash.training.batch_decoding import decode_batch
-
-_SHOWN_FAULTS = 20
 
 
 @attrs.frozen
@@ -78,10 +75,7 @@ def regenerate(
         InputError: When the directory was begun with other settings, a prompt is too long, or the disk
             is full.
     """
-    try:
-        Draws(settings.temperature, settings.seed)
-    except ValueError as error:
-        raise InputError(str(error)) from None
+    Draws(settings.temperature, settings.seed)  # refuses what it cannot draw by
     codec = target.require_text()
     batches = _batches(target, codec, prompts, settings.batch_size)
     store = AnswerStore(folder)
@@ -106,16 +100,8 @@ def _batches(
     target: HuggingFaceTarget, codec: TextCodec, prompts: Sequence[Prompt], size: int
 ) -> list[list[Prompt]]:
     """Prompts of similar length together, the longest first: what does not fit fails early."""
-    lengths = {prompt.key: len(codec.encode_chat(prompt.turns[0])) for prompt in prompts}
-    limit = target.max_positions
-    if limit is not None:
-        faults = [
-            f"{prompt.turns[0][:40]!r} has {lengths[prompt.key]} tokens, expected fewer than {limit}"
-            for prompt in prompts
-            if lengths[prompt.key] >= limit
-        ]
-        if faults:
-            raise InputError(bullet_list("prompts too long for the target", faults, most=_SHOWN_FAULTS))
+    found = codec.first_lengths(prompts, target.max_positions, "prompts too long for the target")
+    lengths = {prompt.key: length for prompt, length in zip(prompts, found, strict=True)}
     ordered = sorted(prompts, key=lambda prompt: (-len(prompt.turns), -lengths[prompt.key], prompt.key))
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
