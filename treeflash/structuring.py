@@ -78,7 +78,7 @@ def _value_fault(value: Any, kind: Any, field: "attrs.Attribute[Any]", converter
         match = _OUT_OF_RANGE.fullmatch(str(error))
         if match:
             return "expected {expected}, found {found}".format(**match.groupdict())
-        return first_line(ValueError(*error.args[:1]))
+        return first_line(ValueError(*error.args[:1]))  # attrs may put field and value behind its message
     except AttributeError:
         return None  # it looks at other fields too: left to the whole object
     return None

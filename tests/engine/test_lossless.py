@@ -39,7 +39,7 @@ BLOCK = 8
 
 @cache
 def target_of(family, dtype, vocab_size, seed, reading, device):
-    # Graphs of one layer take a third of the time.
+    # The compiler reasons about each layer anew.
     fewer = {"num_hidden_layers": 1} if reading == "compiled" else {}
     model = tiny_model(family, vocab_size=vocab_size, seed=seed, dtype=dtype, device=device, **fewer)
     return wrap_model(model, lean=reading != "library", compiled=reading == "compiled")
