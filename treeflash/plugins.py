@@ -1,17 +1,15 @@
 """Finding what is installed: one registry, asked by kind and name."""
 
-import importlib.metadata
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import attrs
-import pluggy
 
-from treeflash import builtin, hookspecs
-from treeflash.errors import PluginError, UnknownNameError, first_line, nearest
+from treeflash import hookspecs
+from treeflash.errors import PluginError, TreeflashError, UnknownNameError, first_line, nearest
 from treeflash.interfaces import Drafter, Refiner, Selector, TreeBuilder, Verifier
+from treeflash.plugin_loading import CHOICE, Loaded
 from treeflash.trainable import Loss, Trainable
 
 # The hook that gives each kind, and what it gives.
@@ -28,8 +26,6 @@ _HOOKS: dict[str, tuple[str, type[Any]]] = {
 KINDS = ("drafter", "builder", "refiner", "selector", "verifier")
 # The folder among recipes that holds studies.
 _STUDIES = "studies"
-# Distributions to load plugins of, by comma; with a minus sign, those to leave out. Unset loads all.
-CHOICE = "TREEFLASH_PLUGINS"
 
 
 @attrs.frozen
@@ -54,14 +50,17 @@ class Registry:
         targets: Functions that return a model's folder, by name.
         recipes: Recipe files by name.
         studies: Study files by name: those in folders called studies among the recipes.
-        failures: Plugins that could not be loaded and why, by name.
+        claims: Names that several plugins bring, by kind and name, and who brings them; none of them is in
+            the mappings above.
+        failures: What went wrong with each plugin that has a fault, by name.
     """
 
     components: Mapping[str, Mapping[str, Registered]]
     targets: Mapping[str, Registered]
     recipes: Mapping[str, Registered]
     studies: Mapping[str, Registered]
-    failures: Mapping[str, str]
+    claims: Mapping[tuple[str, str], Sequence[str]]
+    failures: Mapping[str, Sequence[str]]
 
     @classmethod
     def load(cls) -> Self:
@@ -71,17 +70,18 @@ class Registry:
             A registry of its own; nothing is kept between two calls.
 
         Raises:
-            PluginError: When two plugins claim one name, or `TREEFLASH_PLUGINS` names one that is not
-                installed.
+            PluginError: When `TREEFLASH_PLUGINS` names a plugin that is not installed.
         """
-        failures: dict[str, str] = {}
-        manager = _manager(failures)
+        loaded, claims = Loaded.of_installed(), _Claims()
         components = {
-            kind: _named(manager, hook, _is_a(base), failures) for kind, (hook, base) in _HOOKS.items()
+            kind: claims.settle(kind, _named(loaded, hook, _is_a(base)))
+            for kind, (hook, base) in _HOOKS.items()
         }
-        targets = _named(manager, "treeflash_targets", callable, failures)
-        recipes, studies = _recipes(manager, failures)
-        return cls(components, targets, recipes, studies, failures)
+        targets = claims.settle("target", _named(loaded, "treeflash_targets", callable))
+        files = list(_files(loaded))
+        recipes = claims.settle("recipe", (item for item in files if not _is_study(item)))
+        studies = claims.settle("study", filter(_is_study, files))
+        return cls(components, targets, recipes, studies, claims.contested, loaded.failures)
 
     def component(self, kind: str, name: str) -> type[Any]:
         """Finds a component class.
@@ -95,14 +95,38 @@ class Registry:
 
         Raises:
             UnknownNameError: When there is none.
+            PluginError: When several plugins bring one.
         """
         found: type[Any] = self._find(self.components[kind], kind, name)
         return found
 
-    def target(self, name: str) -> Callable[[], Path] | None:
-        """Finds a target that a plugin provides; None when the name is not one."""
-        found = self.targets.get(name)
-        return None if found is None else found.value
+    def target(self, name: str) -> Path | None:
+        """Finds a target that a plugin provides, and lets the plugin bring it to the disk.
+
+        Args:
+            name: As a recipe names it.
+
+        Returns:
+            The model's folder; None when no plugin provides a target of that name.
+
+        Raises:
+            PluginError: When several plugins provide it, or the plugin fails.
+        """
+        self._refuse_claimed("target", name)
+        if name not in self.targets:
+            return None
+        found = self.targets[name]
+        try:
+            folder = found.value()
+        except TreeflashError:
+            raise
+        except Exception as error:  # whatever a stranger's function raises
+            raise PluginError(
+                f"plugin {found.origin}: target {name!r}: {type(error).__name__}: {first_line(error)}"
+            ) from error
+        if not isinstance(folder, str | Path) or not Path(folder).is_dir():
+            raise PluginError(f"plugin {found.origin}: target {name!r}: expected a folder, found {folder!r}")
+        return Path(folder)
 
     def recipe(self, name: str) -> Path:
         """Finds a recipe file by name.
@@ -115,6 +139,7 @@ class Registry:
 
         Raises:
             UnknownNameError: When there is none.
+            PluginError: When several plugins bring one.
         """
         found: Path = self._find(self.recipes, "recipe", name)
         return found
@@ -130,11 +155,13 @@ class Registry:
 
         Raises:
             UnknownNameError: When there is none.
+            PluginError: When several plugins bring one.
         """
         found: Path = self._find(self.studies, "study", name)
         return found
 
     def _find(self, among: Mapping[str, Registered], kind: str, name: str) -> Any:
+        self._refuse_claimed(kind, name)
         if name in among:
             return among[name].value
         clause = nearest(name, among)
@@ -142,96 +169,93 @@ class Registry:
             clause += " (treeflash recipes list names all)"
         raise UnknownNameError(f"no {kind} is called {name!r}{clause}{self.failed_clause}")
 
+    def _refuse_claimed(self, kind: str, name: str) -> None:
+        origins = self.claims.get((kind, name))
+        if origins is not None:
+            raise PluginError(claimed(kind, name, origins))
+
     @property
     def failed_clause(self) -> str:
         """Which plugins failed and why, for messages about a name that nobody has."""
-        return "".join(f"; plugin {plugin} failed: {why}" for plugin, why in self.failures.items())
+        return "".join(f"; plugin {plugin} failed: {'; '.join(why)}" for plugin, why in self.failures.items())
 
 
-def _manager(failures: dict[str, str]) -> pluggy.PluginManager:
-    """A manager of its own, with the built-in parts and every installed plugin that can be loaded."""
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
-    manager.register(builtin, name=hookspecs.PROJECT)
-    found = [
-        (distribution.metadata["Name"], distribution.entry_points.select(group=hookspecs.PROJECT))
-        for distribution in importlib.metadata.distributions()
-    ]
-    chosen = _chosen([name for name, entries in found if entries])
-    for name, entries in found:
-        for entry in entries if name in chosen else ():
-            try:
-                plugin = entry.load()
-                if not manager.is_registered(plugin):
-                    manager.register(plugin, name=f"{name}:{entry.name}")
-                    manager.check_pending()
-            except Exception as error:  # whatever a stranger's module raises
-                failures[name] = f"{type(error).__name__}: {first_line(error)}"
-                manager.unregister(name=f"{name}:{entry.name}")
-    return manager
+def claimed(kind: str, name: str, origins: Sequence[str]) -> str:
+    """Says that several plugins bring one name, and what to do.
+
+    Args:
+        kind: What it names.
+        name: The name.
+        origins: The plugins.
+
+    Returns:
+        A sentence.
+    """
+    plugins = [origin for origin in origins if origin != hookspecs.PROJECT]
+    off = " or ".join(f"{CHOICE}=-{plugin}" for plugin in plugins)
+    return (
+        f"{kind} {name!r} is claimed by {' and by '.join(origins)}; switch "
+        f"{'one of them' if len(plugins) > 1 else plugins[0]} off with {off}, or uninstall it"
+    )
 
 
-def _chosen(installed: list[str]) -> set[str]:
-    """Which distributions' plugins the environment asks for."""
-    text = os.environ.get(CHOICE)
-    if text is None:
-        return set(installed)
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    without = {name[1:].strip() for name in names if name.startswith("-")}
-    wanted = {name for name in names if not name.startswith("-")}
-    for name in sorted((without | wanted) - set(installed)):
-        raise PluginError(f"{CHOICE}: no plugin {name!r} is installed{nearest(name, set(installed))}")
-    # Leaving some out means all others; naming some means these alone.
-    return (wanted if wanted or not without else set(installed)) - without
+class _Claims:
+    """Settles which plugin a name belongs to.
+
+    Attributes:
+        contested: Names that several plugins bring, by kind and name, and the plugins.
+    """
+
+    def __init__(self) -> None:
+        self.contested: dict[tuple[str, str], Sequence[str]] = {}
+
+    def settle(self, kind: str, items: Iterable[tuple[str, Registered]]) -> dict[str, Registered]:
+        """Sorts what plugins bring by name.
+
+        Args:
+            kind: What it is.
+            items: Names and what they stand for.
+
+        Returns:
+            What one plugin alone brings, and brings once.
+        """
+        found: dict[str, list[Registered]] = {}
+        for name, item in items:
+            found.setdefault(name, []).append(item)
+        for name, several in found.items():
+            if len(several) > 1:
+                self.contested[kind, name] = [item.origin for item in several]
+        return {name: several[0] for name, several in found.items() if len(several) == 1}
 
 
-def _answers(manager: pluggy.PluginManager, hook: str, failures: dict[str, str]) -> Iterator[tuple[str, Any]]:
-    """What each plugin answers to a hook, by distribution, in a fixed order."""
-    for item in getattr(manager.hook, hook).get_hookimpls():
-        origin = item.plugin_name.partition(":")[0]
-        try:
-            yield origin, item.function()
-        except Exception as error:  # whatever a stranger's module raises
-            failures[origin] = f"{hook}: {type(error).__name__}: {first_line(error)}"
-
-
-def _named(
-    manager: pluggy.PluginManager, hook: str, fits: Callable[[Any], bool], failures: dict[str, str]
-) -> dict[str, Registered]:
-    merged: dict[str, Registered] = {}
-    for origin, answer in _answers(manager, hook, failures):
-        if not isinstance(answer, Mapping) or not all(fits(value) for value in answer.values()):
-            failures[origin] = f"{hook}: expected what its specification returns, found {answer!r}"
+def _named(loaded: Loaded, hook: str, fits: Callable[[Any], bool]) -> Iterator[tuple[str, Registered]]:
+    for plugin, answer in loaded.answers(hook):
+        if not isinstance(answer, Mapping):
+            loaded.blame(plugin, f"{hook}: expected what its specification returns, found {answer!r}")
             continue
         for name, value in answer.items():
-            _add(merged, name, Registered(value, origin), hook)
-    return merged
+            if isinstance(name, str) and fits(value):
+                yield name, Registered(value, plugin.distribution)
+            else:
+                loaded.blame(
+                    plugin, f"{hook}: expected what its specification returns, found {{{name!r}: {value!r}}}"
+                )
 
 
 def _is_a(base: type[Any]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, type) and issubclass(value, base)
 
 
-def _recipes(
-    manager: pluggy.PluginManager, failures: dict[str, str]
-) -> tuple[dict[str, Registered], dict[str, Registered]]:
+def _files(loaded: Loaded) -> Iterator[tuple[str, Registered]]:
     """Recipe files and study files."""
-    recipes: dict[str, Registered] = {}
-    studies: dict[str, Registered] = {}
-    for origin, folder in _answers(manager, "treeflash_recipes", failures):
+    for plugin, folder in loaded.answers("treeflash_recipes"):
         if not isinstance(folder, str | Path) or not Path(folder).is_dir():
-            failures[origin] = f"treeflash_recipes: expected a folder, found {folder!r}"
+            loaded.blame(plugin, f"treeflash_recipes: expected a folder, found {folder!r}")
             continue
         for file in sorted(Path(folder).rglob("*.toml")):
-            found = studies if file.parent.name == _STUDIES else recipes
-            _add(found, file.stem, Registered(file, origin), "treeflash_recipes")
-    return recipes, studies
+            yield file.stem, Registered(file, plugin.distribution)
 
 
-def _add(merged: dict[str, Registered], name: str, item: Registered, hook: str) -> None:
-    if name in merged:
-        raise PluginError(
-            f"{hook}: {name!r} is claimed by {merged[name].origin} and by {item.origin}; "
-            "uninstall one of them"
-        )
-    merged[name] = item
+def _is_study(item: tuple[str, Registered]) -> bool:
+    file: Path = item[1].value
+    return file.parent.name == _STUDIES

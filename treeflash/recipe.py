@@ -200,9 +200,9 @@ def find_model(name: str, registry: Registry, key: str) -> str | Path:
     Raises:
         InputError: When it can be none of these.
     """
-    source = registry.target(name)
-    if source is not None:
-        return source()
+    provided = registry.target(name)
+    if provided is not None:
+        return provided
     folder = on_disk(name, key)
     if folder is None and ("/" not in name or name.startswith((".", "/", "~"))):
         hint = f"{nearest(name, registry.targets)}{registry.failed_clause}"

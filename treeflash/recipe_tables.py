@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from treeflash.errors import RecipeError, UnknownNameError, bullet_list, nearest
+from treeflash.errors import PluginError, RecipeError, UnknownNameError, bullet_list, nearest
 from treeflash.places import anchored
 from treeflash.plugins import Registry
 
@@ -130,7 +130,7 @@ def used_class(
         return None
     try:
         return registry.component(kind, use)
-    except UnknownNameError as error:
+    except (UnknownNameError, PluginError) as error:
         faults.append(f"{table}.use: {error}")
         return None
 
@@ -181,7 +181,7 @@ def read_layers(path: Path, registry: Registry, seen: tuple[Path, ...] = ()) -> 
     name = str(path.parent / base) if base.endswith(".toml") else base
     try:
         below = find(name, registry)
-    except UnknownNameError as error:
+    except (UnknownNameError, PluginError) as error:
         raise RecipeError(f"{path}: extends: {error}") from None
     return [*read_layers(below, registry, (*seen, path)), Layer(path, tables)]
 

@@ -290,7 +290,9 @@ def test_without_targets_by_name_it_says_what_else_is_taken(monkeypatch):
 def test_a_failing_plugin_is_named_on_the_error_stream_and_the_rest_is_listed(kind, install, alone):
     install("broken-trees", "raise RuntimeError('out of luck')")
     result = invoke(*([kind] if kind else []))
-    assert result.stderr == "treeflash: plugin broken-trees failed: RuntimeError: out of luck\n"
+    assert result.stderr == (
+        "treeflash: plugin broken-trees failed: entry point plugin: RuntimeError: out of luck\n"
+    )
     assert "broken-trees" not in result.stdout
     for name in {HEADINGS.get(kind), *([] if kind else HEADINGS.values())} - {None}:
         assert name in result.stdout

@@ -31,7 +31,7 @@ from click.testing import CliRunner
 from treeflash import hookspecs
 from treeflash.cli import commands
 from treeflash.errors import TreeflashError
-from treeflash.plugins import CHOICE
+from treeflash.plugin_loading import CHOICE
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))

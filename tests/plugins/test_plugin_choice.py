@@ -6,7 +6,8 @@ import pytest
 
 from treeflash import builtin
 from treeflash.errors import PluginError
-from treeflash.plugins import CHOICE, KINDS, Registry
+from treeflash.plugin_loading import CHOICE
+from treeflash.plugins import KINDS, Registry
 from treeflash.recipe import Recipe
 
 ACME, BASIC, OTHER = "acme-trees", "basic_trees", "other.trees"
@@ -138,13 +139,13 @@ def test_a_plugin_that_is_left_out_is_not_even_imported(site, monkeypatch):
     (site / "acme_trees_chosen.py").write_text("raise RuntimeError('out of luck')\n")
     assert loaded(f"-{ACME}", monkeypatch) == {BASIC, OTHER}
     monkeypatch.delenv(CHOICE)
-    assert Registry.load().failures == {ACME: "RuntimeError: out of luck"}
+    assert Registry.load().failures == {ACME: ["entry point plugin: RuntimeError: out of luck"]}
     assert "acme_trees_chosen" not in sys.modules
 
 
 def test_leaving_one_out_ends_a_quarrel_over_a_name(site, monkeypatch):
     (site / "basic_trees_chosen.py").write_text(SOURCE.format(name=ACME))
     with pytest.raises(PluginError, match="'acme-trees' is claimed by"):
-        Registry.load()
+        Registry.load().component("selector", ACME)
     monkeypatch.setenv(CHOICE, f"-{BASIC}")
     assert Registry.load().components["selector"][ACME].origin == ACME

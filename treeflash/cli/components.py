@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from treeflash.describing import OptionRow, option_rows, summary
-from treeflash.plugins import Registry
+from treeflash.plugins import Registry, claimed
 
 _HEADINGS = {
     "drafter": "Drafters",
@@ -40,8 +40,11 @@ def components(kind: str | None) -> None:
             click.echo("  none by name; target.model takes folders and hub names too")
         for key, found in sorted(registry.targets.items()):
             click.echo(f"  {key}  [{_version(found.origin)}]")
-    for plugin, why in registry.failures.items():
-        click.echo(f"treeflash: plugin {plugin} failed: {why}", err=True)
+    for plugin, faults in registry.failures.items():
+        for fault in faults:
+            click.echo(f"treeflash: plugin {plugin} failed: {fault}", err=True)
+    for (kind_of, name), origins in registry.claims.items():
+        click.echo(f"treeflash: {claimed(kind_of, name, origins)}", err=True)
 
 
 def _show(name: str, value: Any, origin: str, kind: str, *, with_text: bool) -> None:

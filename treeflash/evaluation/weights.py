@@ -71,7 +71,7 @@ def _folder(place: Any, key: str, registry: Registry) -> Path | None:
     if not isinstance(place, str):
         return None
     provided = registry.target(place) if key == "model" else None
-    folder = on_disk(place, key) if provided is None else Path(provided())
+    folder = on_disk(place, key) if provided is None else provided
     if folder is not None:
         return folder
     from huggingface_hub import snapshot_download  # only for what is from the hub
