@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from treeflash.engine import Decoder, Emission
+from treeflash.engine.replay import Replay
 from treeflash.errors import InputError
 from treeflash.evaluation import evaluate as evaluating
 from treeflash.evaluation.arms import ArmText, open_arms
@@ -14,7 +15,6 @@ from treeflash.evaluation.depths import COVERS, DepthMeasure, distributions
 from treeflash.evaluation.eval_report import page, sections
 from treeflash.evaluation.evaluate import MARGINAL, EvalSettings, _anchors, curves, evaluate
 from treeflash.evaluation.marginal import true_marginal
-from treeflash.evaluation.replay import Replay
 from treeflash.evaluation.simulation import Calibration, Simulation
 from treeflash.evaluation.texts import Text, conditionals, read_texts
 from treeflash.plugins import Registry

@@ -32,6 +32,7 @@ from treeflash.testing.contracts import (
     TrainableContract,
     VerifierContract,
 )
+from treeflash.types import BlockDraft
 
 
 class TestDFlash(DrafterContract):
@@ -157,9 +158,9 @@ class TestTreeFlashTrainable(TrainableContract):
         return DFlashTrainable.from_options(options, with_refiner)
 
 
-def wrong(contract, name, **methods):
+def wrong(contract, name, said=None, **methods):
     broken = type("Broken", (contract,), methods)()
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=said):
         getattr(broken, name)()
 
 
@@ -207,3 +208,154 @@ def test_options_that_nothing_is_built_from_are_found():
         Options = DFlashTrainingOptions
 
     wrong(SelectorContract, "test_it_can_be_configured", make=lambda self: Unbuilt(9))
+
+
+def shaken(kind):
+    def make(self, target):
+        random = torch.Generator().manual_seed(0)
+        refiner = kind.fresh(kind.TrainingOptions(), target, 32, random)
+        for weight in refiner.network.parameters():
+            weight.data.copy_(torch.empty(weight.shape).normal_(std=0.2, generator=random))
+        return refiner
+
+    return make
+
+
+def drafted(draft, **changes):
+    """A draft with other fields than it has."""
+    fields = {name: getattr(draft, name) for name in ("recent", "hidden", "normed", "head")}
+    return BlockDraft(**{**fields, **changes})
+
+
+class ReadsTheNormedState(SwiGlu):
+    def children(self, draft, slots, previous, k):
+        return super().children(drafted(draft, hidden=draft.normed), slots, previous, k)
+
+
+class ForgetsTheTemperature(SwiGlu):
+    def children(self, draft, slots, previous, k):
+        head = attrs.evolve(draft.head, temperature=1.0)
+        return super().children(drafted(draft, head=head), slots, previous, k)
+
+
+class GivesColumnsForTokens(SwiGlu):
+    def children(self, draft, slots, previous, k):
+        ids, log_probs = super().children(draft, slots, previous, k)
+        return draft.head.index(ids), log_probs
+
+
+class CorrectsTheNextPosition(SwiGlu):
+    def children(self, draft, slots, previous, k):
+        return super().children(draft, (slots + 1).clamp(max=draft.depth - 1), previous, k)
+
+
+class TurnsTheHistoryRound(TwoToken):
+    def children(self, draft, slots, previous, k):
+        return super().children(draft, slots, previous.flip(-1), k)
+
+
+class IgnoresTheTokenBefore(Linear):
+    def children(self, draft, slots, previous, k):
+        return super().children(draft, slots, torch.full_like(previous, 65), k)
+
+
+class LosesTheNormaliser(Bilinear):
+    def children(self, draft, slots, previous, k):
+        ids, log_probs = super().children(draft, slots, previous, k)
+        return ids, log_probs - 0.05
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ReadsTheNormedState,
+        ForgetsTheTemperature,
+        GivesColumnsForTokens,
+        CorrectsTheNextPosition,
+        TurnsTheHistoryRound,
+        IgnoresTheTokenBefore,
+        LosesTheNormaliser,
+    ],
+)
+def test_a_refiner_that_decodes_as_it_was_not_trained_is_found(kind):
+    wrong(RefinerContract, "test_children_are_what_training_computes", "training computes", make=shaken(kind))
+
+
+@pytest.mark.parametrize("change", [torch.zeros_like, lambda states: states.roll(1, dims=1)])
+def test_a_verifier_with_other_states_is_found(change):
+    class Careless(SdpaTree):
+        def verify(self, *args):
+            found = super().verify(*args)
+            return attrs.evolve(found, taps=change(found.taps))
+
+    wrong(
+        VerifierContract,
+        "test_it_accepts_the_longest_path_that_the_target_writes",
+        "states of the accepted path",
+        make=lambda self: Careless(),
+    )
+
+
+def test_a_builder_that_takes_contexts_from_the_depth_below_is_found():
+    class Below(TopM):
+        def build(self, draft, history, limits):
+            lattice = super().build(draft, history, limits)
+            contexts = lattice.contexts.clone()
+            contexts[:, 1:-1] = lattice.contexts[:, 2:]
+            return attrs.evolve(lattice, contexts=contexts)
+
+    said = "history 1, depth 2"
+    wrong(BuilderContract, "test_contexts_come_from_the_depth_above", said, make=lambda self: Below(4, 4))
+
+
+class ReadsOnePositionLate(DFlashTrainable):
+    def _draft(self, read, blocks):
+        return super()._draft(attrs.evolve(read, taps=read.taps.roll(-1, dims=0)), blocks)
+
+
+class RefinesAfterTheLabel(DFlashTrainable):
+    def _histories(self, text, rows):
+        return text.token_ids[rows[:, 1:]][..., None]
+
+
+class WritesOtherWeights(DFlashTrainable):
+    def write(self, folder):
+        with torch.no_grad():
+            self.network.hidden_norm.weight.zero_()
+        return super().write(folder)
+
+
+class LearnsAnotherPosition(DFlashTrainable):
+    def forward(self, task, read):
+        return super().forward(task, attrs.evolve(read, normed=read.normed.roll(-1, dims=0)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (ReadsOnePositionLate, "training and decoding do not compute the same"),
+        (RefinesAfterTheLabel, "training and decoding do not compute the same"),
+        (WritesOtherWeights, "training and decoding do not compute the same"),
+        (LearnsAnotherPosition, "a perfect drafter would"),
+    ],
+)
+def test_a_trainable_that_learns_something_else_than_it_drafts_is_found(kind, said):
+    def make(self, context):
+        options = DFlashTrainingOptions(
+            layers=1, block_size=4, target_layer_ids=[1, 3], mask_token_id=1, anchors=8, intermediate_size=32
+        )
+        refined = attrs.evolve(context, refiner=SwiGlu, refiner_options=SwiGlu.TrainingOptions())
+        return kind.from_options(options, refined if kind is RefinesAfterTheLabel else context)
+
+    wrong(TrainableContract, "test_what_it_learns_it_drafts", said, make=make, overfit_steps=60)
+
+
+def test_assertions_of_contracts_show_values():
+    class Sparse(OptTree):
+        def plan(self, steps, limits):
+            return attrs.evolve(limits, nodes=-3)
+
+    with pytest.raises(AssertionError, match=r"(?s)0 <= -3"):
+        type(
+            "Broken", (SelectorContract,), {"make": lambda self: Sparse(9)}
+        )().test_plans_stay_within_limits()

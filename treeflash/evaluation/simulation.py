@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 
 from treeflash.engine import Decoder, Emission
-from treeflash.evaluation.replay import Replay
+from treeflash.engine.replay import Replay
 from treeflash.evaluation.texts import Text
 from treeflash.target import HuggingFaceTarget
 

@@ -35,4 +35,4 @@ class TestTrainedHeadInDoublePrecision(TestTrainedHead):
 
 class TestTraining(TrainableContract):
     def make(self, context):
-        return Eagle3Trainable.from_options(Eagle3TrainingOptions(draft_vocab_size=96), context)
+        return Eagle3Trainable.from_options(Eagle3TrainingOptions(draft_vocab_size=96, unroll=4), context)

@@ -85,7 +85,9 @@ def check_lossless(decoder: Decoder) -> None:
             settings: dict[str, Any] = {"temperature": temperature, "seed": seed}
             result = decoder.generate(prompt, max_new_tokens=NEW_TOKENS, **settings)
             expected = reference_text(target.model, prompt, NEW_TOKENS, stop_ids=target.stop_ids, **settings)
-            assert list(result.token_ids) == expected, f"another text than the target's own at {settings}"
+            assert list(result.token_ids) == expected, (
+                f"another text than the target's own at {settings}, for the prompt {bytes(prompt[1:])!r}"
+            )
 
 
 def read(target: HuggingFaceTarget, token_ids: Sequence[int], tap_layers: Sequence[int]) -> Tensor | None:

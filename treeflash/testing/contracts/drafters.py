@@ -55,7 +55,7 @@ class DrafterContract(Contract):
         target, drafter = self._bound()
         for depth in range(1, drafter.max_depth + 1):
             draft = self._propose(target, drafter, self._fed(target, drafter, _TEXT), _TEXT, depth)
-            assert draft.depth <= depth
+            assert draft.depth <= depth, f"asked for {depth} levels"
             if isinstance(draft, BlockDraft):
                 assert type(drafter).drafts_blocks, "a block draft, of a drafter whose drafts_blocks is false"
                 shape = (1, draft.depth, draft.hidden.shape[-1])

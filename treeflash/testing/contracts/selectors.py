@@ -32,8 +32,9 @@ class SelectorContract(Contract):
         for steps in ((), _STEPS):
             for limits in (Limits(1 << 16, 7), Limits(3, 2), Limits(0, 7), Limits(7, 0)):
                 planned = selector.plan(steps, limits)
-                assert 0 <= planned.nodes <= limits.nodes
-                assert 0 <= planned.depth <= limits.depth
+                asked = f"{limits} after {len(steps)} steps"
+                assert 0 <= planned.nodes <= limits.nodes, asked
+                assert 0 <= planned.depth <= limits.depth, asked
 
     def test_trees_are_trees_within_limits(self) -> None:
         """Rooted at the anchor, parents before children, by falling weight, no sibling twice."""
@@ -45,11 +46,12 @@ class SelectorContract(Contract):
                 if not planned.allow_drafting:
                     continue
                 tree = selector.select(proposal, planned)
+                asked = f"seed {seed}, {limits}"
                 tree.validate()
-                assert tree.token_ids[:, 0].tolist() == proposal.anchor.tolist()
-                assert int(tree.num_nodes.max()) <= planned.nodes + 1
+                assert tree.token_ids[:, 0].tolist() == proposal.anchor.tolist(), asked
+                assert int(tree.num_nodes.max()) <= planned.nodes + 1, asked
                 depths = tree.depths.masked_fill(~tree.is_node, 0)
-                assert int(depths.max()) <= planned.depth
+                assert int(depths.max()) <= planned.depth, asked
 
     def test_the_text_is_the_targets_own(self) -> None:
         """Whatever it chooses."""

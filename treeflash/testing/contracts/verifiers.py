@@ -11,7 +11,14 @@ from treeflash.engine import Decoder
 from treeflash.interfaces import Verifier
 from treeflash.places import locate
 from treeflash.sampling import Draws
-from treeflash.testing.contracts.contract import MODELS, PROMPTS, Contract, check_lossless, check_options
+from treeflash.testing.contracts.contract import (
+    MODELS,
+    PROMPTS,
+    Contract,
+    check_lossless,
+    check_options,
+    read,
+)
 from treeflash.testing.reference import reference_text
 from treeflash.tree import TokenTree
 from treeflash.types import DecodeState
@@ -34,7 +41,8 @@ class VerifierContract(Contract):
         verifier, target, prompt = self.make(), self.target(), PROMPTS[0]
         text = reference_text(target.model, prompt, 5)
         wrong = [(token + 1) % target.vocab_size for token in text]
-        state = target.start(1, 64, (0,))
+        layers = (0, target.num_layers - 1)
+        state = target.start(1, 64, layers)
         target.prefill(state, torch.tensor([list(prompt)], device=target.device))
         # The anchor, its right child, a wrong one, then two right ones and a wrong leaf.
         tree = TokenTree.from_lists(
@@ -53,8 +61,16 @@ class VerifierContract(Contract):
         if acceptance.expected is not None:
             (expected,) = acceptance.expected
             assert abs(expected - 1.375) < 1e-3, "what the nodes' weights promise, without the root's"
-        assert acceptance.taps is not None
-        assert acceptance.taps.shape[:2] == (1, 4), "tapped states of the accepted path"
+        expected_states = read(target, [*prompt, *text[:4]], layers)
+        assert acceptance.taps is not None, "expected the tapped states of the accepted path, found none"
+        assert expected_states is not None, "two layers are tapped"
+        torch.testing.assert_close(
+            acceptance.taps,
+            expected_states[:, len(prompt) :],
+            atol=1e-3,
+            rtol=1e-3,
+            msg=lambda text: f"states of the accepted path are not the target's: {text}",
+        )
 
     def test_the_text_is_the_targets_own(self) -> None:
         """With good drafts."""

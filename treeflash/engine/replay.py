@@ -29,6 +29,26 @@ class Replay:
         self._length = 0
         self._layers: tuple[int, ...] = ()
 
+    @classmethod
+    def read(cls, target: HuggingFaceTarget, token_ids: Tensor, layers: Sequence[int]) -> "Replay":
+        """Reads a text once.
+
+        Args:
+            target: The target that wrote it.
+            token_ids: int64 `[n]` on the target's device: prompt and answer.
+            layers: Layers that the drafter reads; there may be none.
+
+        Returns:
+            A stand-in that writes this text.
+        """
+        wanted = sorted(set(layers))
+        if not wanted:
+            return cls(target, token_ids, {})
+        where = torch.arange(len(token_ids), device=token_ids.device)
+        outputs = target.read(token_ids, where, where[:, None] >= where, wanted)
+        states = torch.split(outputs, target.hidden_size, dim=-1)
+        return cls(target, token_ids, dict(zip(wanted, states, strict=True)))
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 
