@@ -17,7 +17,9 @@ from treeflash.trainable import Loss
 from treeflash.training import session
 from treeflash.training.answers import AnswerStore
 from treeflash.training.corpus import Corpus
+from treeflash.training.measuring import HeldOut
 from treeflash.training.schedule import Watch
+from treeflash.training.session import Listener
 
 REFINERS = ["swiglu", "two-token", "linear", "bilinear", "none"]
 FEW = {"steps": 2, "evaluate_every": 1000, "save_every": 1000}
@@ -285,3 +287,11 @@ def test_what_a_run_writes(registry, small, data, decodes, tmp_path):
     assert states[-1][0] == states[-1][1] == sum(text.length for text in corpus.texts)
     assert any("34 texts to train on, 2 to measure on" in sentence for sentence in said)
     assert any("shortlist of 30 tokens leaves out" in sentence for sentence in said)
+
+
+def test_a_drafter_that_drafts_less_than_was_simulated_is_told(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(HeldOut, "measure_first", lambda self, texts: ([len(self.rows[0][0])], 5.8))
+    said: list[str] = []
+    run(tmp_path / "out", listener=Listener(say=said.append))
+    assert said[-1].startswith("warning: along held-out texts the drafter emits")
+    assert "simulated 5.80" in said[-1]

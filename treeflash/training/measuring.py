@@ -41,11 +41,33 @@ class HeldOut:
         Returns:
             For each distribution its `Simulation.summary()`; the one that decodes comes last.
         """
+        total = self._simulate(self.rows)
+        return {name: simulation.summary() for name, simulation in total.items()}
+
+    def measure_first(self, texts: int) -> tuple[list[int], float]:
+        """Simulates drafting along the first few of them.
+
+        Args:
+            texts: How many at least; there are as many more as share a pass with the last.
+
+        Returns:
+            Their numbers in the corpus, and tokens a step of the distribution that decodes.
+        """
+        rows, numbers = list[tuple[list[int], PackedText, Task]](), list[int]()
+        for row in self.rows:
+            if len(numbers) >= texts:
+                break
+            rows.append(row)
+            numbers += row[0]
+        *_, decodes = self._simulate(rows).values()
+        return numbers, decodes.emitted / max(1.0, decodes.blocks)
+
+    def _simulate(self, rows: Sequence[tuple[list[int], PackedText, Task]]) -> dict[str, Simulation]:
         total: dict[str, Simulation] = {}
-        for numbers, row, task in self.rows:
+        for numbers, row, task in rows:
             for name, part in self.trainable.simulate(task, self.states.read(numbers, row)).items():
                 total[name] = total[name] + part if name in total else part
-        return {name: simulation.summary() for name, simulation in total.items()}
+        return total
 
     @torch.no_grad()
     def left_out(self, columns: torch.Tensor) -> float:

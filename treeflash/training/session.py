@@ -15,10 +15,11 @@ from treeflash import __version__
 from treeflash.errors import CompositionError, InputError, blamed_on
 from treeflash.places import locate
 from treeflash.plugins import Registry
-from treeflash.recipe import open_target
+from treeflash.recipe import Recipe, open_target
 from treeflash.trainable import Trainable, TrainContext, TrainingTarget
 from treeflash.training.checkpointing import Snapshots
 from treeflash.training.corpus import Corpus
+from treeflash.training.decoding_check import TEXTS, check_decoding
 from treeflash.training.distribution import by_the_first, start_process
 from treeflash.training.draws import weights_generator
 from treeflash.training.folders import begin
@@ -124,6 +125,8 @@ def train(
         on_measured=listener.on_measured,
     )
     result = trainer.run()
+    # All processes take part in a simulation, where weights are spread over them.
+    numbers, simulated = heldout.measure_first(TEXTS)
     record = {
         "recipe": recipe.tables,
         "target": weights,
@@ -143,7 +146,11 @@ def train(
     }
     if accelerator.is_main_process:
         draw(out, read_metrics(out))
-        return ship(trainable, out / "drafter", recipe.decoding_tables(), record)
+        shipped = ship(trainable, out / "drafter", recipe.decoding_tables(), record)
+        decoder = Recipe.load(shipped, registry).build(registry, target)
+        texts = [corpus.texts[number] for number in numbers]
+        listener.say(check_decoding(decoder, target, texts, simulated).sentence())
+        return shipped
     # Weights may be spread over all processes: all take part, and one keeps what is written.
     with TemporaryDirectory() as elsewhere:
         ship(trainable, Path(elsewhere) / "drafter", recipe.decoding_tables(), record)
