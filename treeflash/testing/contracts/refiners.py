@@ -1,5 +1,7 @@
 """What the engine expects of a refiner."""
 
+from collections.abc import Callable
+
 import attrs
 import torch
 
@@ -14,6 +16,11 @@ from treeflash.testing.contracts.contract import Contract, check_lossless, check
 from treeflash.types import BlockDraft, DraftHead
 
 _SHORTLIST = range(32, 126, 3)  # every third printable character
+
+
+def _told(where: str) -> Callable[[str], str]:
+    """Puts a place before the message of a comparison."""
+    return lambda text: f"{where}: {text}"
 
 
 class RefinerContract(Contract):
@@ -63,9 +70,7 @@ class RefinerContract(Contract):
             alone = refiner.children(draft, slots[one], previous[:, one], 3)
             where = f"context {index}, at depth {int(slots[index]) + 1}"
             assert alone[0].tolist() == ids[:, one].tolist(), f"{where}: other children than beside others"
-            torch.testing.assert_close(
-                alone[1], log_probs[:, one], atol=1e-4, rtol=1e-4, msg=lambda text, at=where: f"{at}: {text}"
-            )
+            torch.testing.assert_close(alone[1], log_probs[:, one], atol=1e-4, rtol=1e-4, msg=_told(where))
 
     @torch.inference_mode()
     def test_children_are_what_training_computes(self) -> None:
@@ -94,7 +99,7 @@ class RefinerContract(Contract):
                 expected,
                 atol=1e-3,
                 rtol=1e-3,
-                msg=lambda text, at=name: f"over {at}, children differ from what training computes: {text}",
+                msg=_told(f"over {name}, children differ from what training computes"),
             )
 
     def test_the_text_is_the_targets_own(self) -> None:
