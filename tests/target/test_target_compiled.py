@@ -89,6 +89,7 @@ def untraced(monkeypatch):
     monkeypatch.setattr("torch.compile", lambda function, **options: function)
 
 
+@pytest.mark.compiler
 def test_windows_of_some_layers(traced):
     """They are seen by masks, which a single row has too."""
     model = tiny_model("qwen3", dtype=torch.float64, **WINDOWED)
@@ -103,6 +104,7 @@ def test_windows_of_some_layers(traced):
     assert weight() is None
 
 
+@pytest.mark.compiler
 def test_outputs_are_those_of_the_pass(traced):
     """In a dtype whose weights are laid out in blocks where nothing is compiled; of any layers."""
     model = tiny_model("qwen2", dtype=torch.bfloat16)
