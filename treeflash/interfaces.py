@@ -5,7 +5,7 @@ say) gives an options class of its own and `from_options`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -13,7 +13,9 @@ import attrs
 import torch
 from torch import Tensor
 
+from treeflash.errors import CompositionError
 from treeflash.proposal import FrontierProposal, Proposal, TableProposal
+from treeflash.returned import spell_value
 from treeflash.sampling import Draws
 from treeflash.statistics import StepRecord
 from treeflash.target_interface import Target
@@ -153,9 +155,11 @@ class TreeBuilder(Component, ABC):
     """Stage 1: decides which contexts a refiner is asked about.
 
     Attributes:
+        min_history: Tokens of context it lays out at least; a refiner that looks at fewer does not fit.
         max_history: Tokens of context it can lay out: how far back a refiner may look.
     """
 
+    min_history: ClassVar[int] = 0
     max_history: ClassVar[int] = 2
 
     @abstractmethod
@@ -164,7 +168,7 @@ class TreeBuilder(Component, ABC):
 
         Args:
             draft: The backbone's draft.
-            history: Tokens of context the refiner looks at.
+            history: Tokens of context the refiner looks at, from `min_history` to `max_history`.
             limits: What can be used of the tree.
 
         Returns:
@@ -225,7 +229,7 @@ class Refiner(Component, ABC):
                 recent=draft.recent,
                 depth=draft.depth,
                 history=self.history,
-                refine=lambda slots, previous: self.children(draft, slots, previous, k),
+                refine=lambda slots, previous: self._children(draft, slots, previous, k),
             )
         return TableProposal(draft.recent[:, 1], self.transitions(draft, lattice))
 
@@ -249,7 +253,7 @@ class Refiner(Component, ABC):
             # Asking a GPU which places are contexts would be a transfer; but depth 1 has just one.
             places = torch.arange(width - 1, depth * width, device=contexts.device)
             places[:1] = 0
-        ids, log_probs = self.children(draft, places // width, flat[:, places], lattice.children)
+        ids, log_probs = self._children(draft, places // width, flat[:, places], lattice.children)
 
         def spread(rows: Tensor) -> Tensor:
             whole = rows.new_zeros(batch, depth * width, rows.shape[2])
@@ -259,6 +263,17 @@ class Refiner(Component, ABC):
 
         token_ids, log_probs = spread(ids), spread(log_probs)
         return Transitions(token_ids, log_probs, _next_contexts(lattice, token_ids))
+
+    def _children(self, draft: BlockDraft, slots: Tensor, previous: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """What `children` returns, which has to be two tensors."""
+        found = self.children(draft, slots, previous, k)
+        if isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, Tensor) for part in found):
+            return found
+        of = f" of {', '.join(type(part).__name__ for part in found)}" if isinstance(found, tuple) else ""
+        raise CompositionError(
+            f"refiner {type(self).__name__}: children returned {spell_value(found)}{of}, expected a tuple of "
+            "two tensors, token_ids and log_probs"
+        )
 
 
 def _next_contexts(lattice: Lattice, token_ids: Tensor) -> Tensor:
@@ -280,9 +295,8 @@ def _next_contexts(lattice: Lattice, token_ids: Tensor) -> Tensor:
 class Selector(Component, ABC):
     """Chooses the tree worth verifying."""
 
-    @abstractmethod
     def plan(self, steps: Sequence[StepRecord], limits: Limits) -> Limits:
-        """Decides how much to draft, before anything is drafted.
+        """Decides how much to draft, before anything is drafted; without a plan of its own, all there is.
 
         Args:
             steps: What happened so far in this sequence. The first call of all, before there is anything
@@ -292,6 +306,7 @@ class Selector(Component, ABC):
         Returns:
             Limits no larger; with no nodes or no depth nothing is drafted.
         """
+        return limits
 
     def without_clock(self) -> "Selector":
         """What stands for it in simulations, where steps take no time: itself, unless it goes by time."""
@@ -326,3 +341,13 @@ class Verifier(Component, ABC):
         Returns:
             What was accepted.
         """
+
+
+# The interface of each part of a decoder, by the name of the part.
+INTERFACES: Mapping[str, type[Any]] = {
+    "drafter": Drafter,
+    "builder": TreeBuilder,
+    "refiner": Refiner,
+    "selector": Selector,
+    "verifier": Verifier,
+}

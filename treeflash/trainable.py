@@ -151,13 +151,13 @@ class Trainable(nn.Module, ABC):
     Attributes:
         Options: What a training recipe's `[drafter]` may hold.
         trains_refiners: Whether a `[refiner]` may stand in the recipe.
-        tap_layers: Target layers whose outputs it reads.
+        tap_layers: Target layers whose outputs it reads; none unless it says so.
         target: The target it is trained for.
     """
 
     Options: ClassVar[type]
     trains_refiners: ClassVar[bool] = False
-    tap_layers: tuple[int, ...]
+    tap_layers: tuple[int, ...] = ()
     target: TrainingTarget
 
     @classmethod

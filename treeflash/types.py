@@ -8,6 +8,8 @@ import attrs
 import torch
 from torch import Tensor
 
+from treeflash.tree import TokenTree
+
 
 @attrs.frozen
 class Limits:
@@ -275,6 +277,34 @@ class Transitions:
     next_context: Tensor
 
 
+@attrs.frozen
+class TreeFigures:
+    """What an `Acceptance` says of a batch of trees, a value a row.
+
+    Attributes:
+        num_drafted: Draft nodes, the root excluded.
+        depths: Depth of the deepest.
+        expected: Draft tokens that the weights promise: the sum of the draft nodes'.
+    """
+
+    num_drafted: list[int]
+    depths: list[int]
+    expected: list[float]
+
+    @classmethod
+    def of(cls, tree: TokenTree) -> "TreeFigures":
+        """Reads them off trees, in one transfer from the device.
+
+        Args:
+            tree: The trees.
+        """
+        drafted = tree.is_node & (tree.depths > 0)
+        weights = tree.log_weights.double().exp().masked_fill(~drafted, 0).sum(dim=1)
+        deepest = tree.depths.masked_fill(~drafted, 0).amax(dim=1)
+        rows = torch.stack([drafted.sum(dim=1), deepest, weights], dim=1).tolist()
+        return cls([int(row[0]) for row in rows], [int(row[1]) for row in rows], [row[2] for row in rows])
+
+
 @attrs.frozen(eq=False)
 class Acceptance:
     """What the target made of a tree.
@@ -298,7 +328,45 @@ class Acceptance:
     taps: Tensor | None
     expected: list[float] | None = None
 
+    @classmethod
+    def of(
+        cls,
+        tree: TokenTree,
+        paths: list[list[int]],
+        tokens: list[list[int]],
+        output: TargetOutput,
+        figures: TreeFigures | None = None,
+    ) -> "Acceptance":
+        """Makes it from what a verifier decided: gathers the states of the paths, and the trees' figures.
+
+        Args:
+            tree: The trees.
+            paths: For each row the accepted nodes from the root down, the root included.
+            tokens: For each row as many tokens: those of the accepted draft nodes, then the bonus token.
+            output: Of the target's pass over the trees.
+            figures: Of the trees, for a verifier that has them on the host already; read off them when not
+                given.
+
+        Returns:
+            The acceptance.
+        """
+        figures = TreeFigures.of(tree) if figures is None else figures
+        taps = _along(output.taps, paths)
+        return cls(paths, tokens, figures.num_drafted, figures.depths, taps, figures.expected)
+
     @property
     def num_accepted(self) -> list[int]:
         """Draft tokens accepted in each row, the bonus token excluded."""
         return [len(path) - 1 for path in self.paths]
+
+
+def _along(taps: Tensor | None, paths: list[list[int]]) -> Tensor | None:
+    """The rows of some paths, `[B, A, F]` of `[B, N, F]`."""
+    if taps is None:
+        return None
+    longest = max(map(len, paths))
+    rows = [path + [0] * (longest - len(path)) for path in paths]
+    if rows == [list(range(longest))] * len(rows):
+        return taps[:, :longest]
+    index = torch.tensor(rows).to(taps.device, non_blocking=True)
+    return taps.gather(1, index[:, :, None].expand(-1, -1, taps.shape[-1]))

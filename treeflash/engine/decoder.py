@@ -14,11 +14,12 @@ from treeflash.components.drafters.none import NoDrafter
 from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.components.verifiers.sdpa_tree import SdpaTree
 from treeflash.engine.generation import Emission, Generation
-from treeflash.engine.step import commit, speculate
+from treeflash.engine.step import commit, planned, speculate
 from treeflash.engine.stopping import StopRule
 from treeflash.engine.stopwatch import Stopwatch
 from treeflash.errors import CompositionError, InputError, first_line
-from treeflash.interfaces import Drafter, Refiner, Selector, TreeBuilder, Verifier
+from treeflash.interfaces import INTERFACES, Drafter, Refiner, Selector, TreeBuilder, Verifier
+from treeflash.returned import named, spell_value
 from treeflash.sampling import Draws
 from treeflash.statistics import Statistics, StepRecord
 from treeflash.target_interface import Target
@@ -53,6 +54,7 @@ class Decoder:
     verifier: Verifier = attrs.field(factory=SdpaTree)
 
     def __attrs_post_init__(self) -> None:
+        self._check_kinds()
         parts = {"drafter": self.drafter, "builder": self.builder, "refiner": self.refiner}
         used: dict[str, type[Any]] = {kind: type(part) for kind, part in parts.items() if part is not None}
         names = {kind: component.__name__ for kind, component in used.items()}
@@ -64,6 +66,17 @@ class Decoder:
         self.drafter.bind(self.target)
         if self.refiner is not None:
             self.refiner.bind(self.target)
+
+    def _check_kinds(self) -> None:
+        """Refuses what is no part at all, before anything is asked of it."""
+        faults = [
+            f"{kind}: expected {named(base)}, found {spell_value(part)}"
+            for kind, base in INTERFACES.items()
+            for part in [getattr(self, kind)]
+            if not isinstance(part, base) and not (part is None and kind in ("builder", "refiner"))
+        ]
+        if faults:
+            raise CompositionError("; ".join(faults))
 
     def generate(
         self,
@@ -170,7 +183,7 @@ class Decoder:
         """The loop."""
         begin = time.perf_counter()
         most = Limits(_UNLIMITED_NODES, self.drafter.max_depth)
-        room = self.selector.plan((), most).nodes if most.depth else 0
+        room = planned(self.selector, (), most).nodes if most.depth else 0
         state, tokens = self._prefill(prompt, prompt.shape[1] + rule.limit + room + 1, draws)
         emitted, reason = rule.clip(tokens, 0)
         yield Emission(emitted, None, [], None, reason, time.perf_counter() - begin)
@@ -288,10 +301,13 @@ def misfits(used: Mapping[str, type[Any]], names: Mapping[str, str]) -> dict[str
         for kind in ("builder", "refiner")
         if kind not in used
     }
-    if not faults and used["refiner"].history > used["builder"].max_history:
-        history = used["refiner"].history
-        faults["builder"] = (
-            f"expected contexts of {history} token{'s' * (history > 1)}, which refiner {names['refiner']} "
-            f"looks at; found {names['builder']}, which lays out contexts of {used['builder'].max_history}"
-        )
+    if not faults:
+        history, builder = used["refiner"].history, used["builder"]
+        if not builder.min_history <= history <= builder.max_history:
+            served = sorted({builder.min_history, builder.max_history})
+            faults["builder"] = (
+                f"expected contexts of {history} token{'s' * (history != 1)}, which refiner "
+                f"{names['refiner']} looks at; found {names['builder']}, which lays out contexts of "
+                f"{' to '.join(map(str, served))}"
+            )
     return faults

@@ -1,17 +1,20 @@
 """One speculative step, from a state to the tokens it adds."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from treeflash.engine.stopwatch import Stopwatch
 from treeflash.interfaces import Drafter, Refiner, Selector, TreeBuilder, Verifier
+from treeflash.proposal import Proposal
+from treeflash.returned import returned
 from treeflash.sampling import Draws
 from treeflash.statistics import StepRecord
 from treeflash.target_interface import Target
 from treeflash.tree import TokenTree
-from treeflash.types import Acceptance, BlockDraft, DecodeState, Limits
+from treeflash.types import Acceptance, BlockDraft, DecodeState, Lattice, Limits, OnDemand
 
 
 class Parts(Protocol):
@@ -46,24 +49,76 @@ def speculate(
 
     Returns:
         The tree, what the target accepted of it, and whether anything was drafted for it.
+
+    Raises:
+        CompositionError: When a part returns something else than its interface promises.
     """
-    limits = parts.selector.plan(steps, limits)
+    limits = planned(parts.selector, steps, limits)
     tree = TokenTree.root_only(state.anchor)
     if limits.allow_drafting:
-        draft = parts.drafter.propose(state.drafter, state.recent, limits)
+        draft = proposed(parts.drafter, state.drafter, state.recent, limits)
         watch.lap("draft")
         if isinstance(draft, BlockDraft):
             assert parts.builder is not None, "checked when composed"
             assert parts.refiner is not None, "checked when composed"
             lattice = parts.builder.build(draft, parts.refiner.history, limits)
+            returned(parts.builder, "builder", "build", lattice, Lattice, OnDemand)
             watch.lap("build")
             draft = parts.refiner.refine(draft, lattice)
+            returned(parts.refiner, "refiner", "refine", draft, Proposal)
             watch.lap("refine")
         tree = parts.selector.select(draft, limits)
+        returned(parts.selector, "selector", "select", tree, TokenTree)
         watch.lap("select")
     acceptance = parts.verifier.verify(parts.target, state, tree, draws)
+    returned(parts.verifier, "verifier", "verify", acceptance, Acceptance)
     watch.lap("verify")
     return tree, acceptance, limits.allow_drafting
+
+
+def planned(selector: Selector, steps: Sequence[StepRecord], limits: Limits) -> Limits:
+    """Asks a selector how much to draft.
+
+    Args:
+        selector: The selector.
+        steps: What happened so far.
+        limits: What can be used.
+
+    Returns:
+        Its plan.
+
+    Raises:
+        CompositionError: When it returns something else.
+    """
+    plan: Limits = returned(selector, "selector", "plan", selector.plan(steps, limits), Limits)
+    return plan
+
+
+def proposed(drafter: Drafter, state: Any, recent: Tensor, limits: Limits) -> BlockDraft | Proposal:
+    """Asks a drafter for a draft.
+
+    Args:
+        drafter: The drafter.
+        state: Its own state.
+        recent: int64 `[B, 2]`: the token before the anchor, and the anchor.
+        limits: What can be used.
+
+    Returns:
+        A `BlockDraft` when its `drafts_blocks` is true, otherwise a `Proposal`.
+
+    Raises:
+        CompositionError: When it returns something else.
+    """
+    blocks = drafter.drafts_blocks
+    draft: BlockDraft | Proposal = returned(
+        drafter,
+        "drafter",
+        "propose",
+        drafter.propose(state, recent, limits),
+        BlockDraft if blocks else Proposal,
+        why=f", because its drafts_blocks is {str(blocks).lower()}",
+    )
+    return draft
 
 
 @torch.inference_mode()

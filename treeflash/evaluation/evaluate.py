@@ -10,6 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from treeflash.engine.step import proposed
 from treeflash.errors import InputError
 from treeflash.evaluation.arms import Arm
 from treeflash.evaluation.depths import DepthMeasure, distributions
@@ -172,8 +173,8 @@ def _compare(part: _ArmMeasure, target: HuggingFaceTarget, text: Text, places: S
         seen = torch.cat(taps, dim=-1)[None] if taps else None
         drafter.extend(state, ids[None, known:place], seen, torch.tensor([place - known]))
         known = place
-        draft = drafter.propose(state, ids[None, place - 1 : place + 1], Limits(1, depth))
-        assert isinstance(draft, BlockDraft), "said so itself"
+        draft = proposed(drafter, state, ids[None, place - 1 : place + 1], Limits(1, depth))
+        assert isinstance(draft, BlockDraft), "its drafts_blocks is true"
         written = ids[place + 1 : place + 1 + draft.depth]
         true = conditionals(target, text, torch.arange(place, place + len(written), device=ids.device))
         # Behind the end of the text any token does: what is drafted there is not looked at.

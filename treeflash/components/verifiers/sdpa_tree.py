@@ -11,7 +11,7 @@ from treeflash.interfaces import Verifier
 from treeflash.sampling import Draws
 from treeflash.target_interface import Target
 from treeflash.tree import TokenTree
-from treeflash.types import Acceptance, DecodeState
+from treeflash.types import Acceptance, DecodeState, TreeFigures
 
 _MILLION = 1_000_000
 
@@ -43,15 +43,13 @@ class SdpaTree(Verifier):
             else:
                 choose = partial(_look_up, host[row][-1])
             walks.append(_walk(choose, tokens, above, anchor[0]))
-        paths = [walk.path for walk in walks]
-        return Acceptance(
-            paths=paths,
-            tokens=[walk.chosen for walk in walks],
+        figures = TreeFigures(
             num_drafted=[walk.num_drafted for walk in walks],
             depths=[walk.depth for walk in walks],
-            taps=_path_taps(output.taps, paths),
             expected=[sum(row[3]) / _MILLION for row in host],
         )
+        paths, chosen = [walk.path for walk in walks], [walk.chosen for walk in walks]
+        return Acceptance.of(tree, paths, chosen, output, figures)
 
 
 def chooses_on_the_way(device: torch.device) -> bool:
@@ -104,14 +102,3 @@ def _walk(choose: Callable[[int, int], int], tokens: list[int], parents: list[in
         path.append(node)
         chosen.append(choose(node, len(path) - 1))
     return _Walk(path, chosen, len(child), max(depths))
-
-
-def _path_taps(taps: torch.Tensor | None, paths: list[list[int]]) -> torch.Tensor | None:
-    if taps is None:
-        return None
-    longest = max(map(len, paths))
-    rows = [path + [0] * (longest - len(path)) for path in paths]
-    if rows == [list(range(longest))] * len(rows):
-        return taps[:, :longest]
-    index = torch.tensor(rows).to(taps.device, non_blocking=True)
-    return taps.gather(1, index[:, :, None].expand(-1, -1, taps.shape[-1]))

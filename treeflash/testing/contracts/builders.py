@@ -35,7 +35,7 @@ class BuilderContract(Contract):
     def test_contexts_are_laid_out_as_a_refiner_reads_them(self) -> None:
         """Shapes and dtypes; the anchor's context at depth 1; no context twice at a depth."""
         builder, draft = self.make(), self.block_draft(self.target())
-        for history in range(type(builder).max_history + 1):
+        for history in range(type(builder).min_history, type(builder).max_history + 1):
             for depth in (1, draft.depth):
                 cut = BlockDraft(draft.recent, draft.hidden[:, :depth], draft.normed[:, :depth], draft.head)
                 lattice = builder.build(cut, history, Limits(8, depth))
