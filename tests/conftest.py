@@ -22,6 +22,16 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 MODELS = Path(treeflash.testing.__file__).parent / "models"
 
 
+def pytest_addoption(parser):
+    parser.addoption("--fuzz", type=int, default=40, metavar="N", help="cases that each fuzzer tries")
+
+
+@pytest.fixture
+def fuzz_cases(request) -> int:
+    """Cases that a fuzzer tries; their seeds are 0 to this."""
+    return request.config.getoption("--fuzz")
+
+
 @pytest.fixture(params=DEVICES)
 def device(request) -> str:
     return request.param
