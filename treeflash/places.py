@@ -1,6 +1,7 @@
 """Where models and checkpoints lie: in a folder, inside a package, or on the hub."""
 
 import importlib.resources
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def anchored(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
     """
 
     def placed(key: str, value: Any) -> Any:
-        if key in _KEYS and isinstance(value, str) and (folder / value).is_dir():
+        if key in _KEYS and isinstance(value, str) and os.path.isdir(folder / value):
             return str(folder / value)
         return value
 

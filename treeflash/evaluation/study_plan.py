@@ -75,7 +75,7 @@ class StudyPlan:
         if not isinstance(title, str):
             faults.append(f"title: expected a string, found {title!r}")
         packages = written.pop("packages", [])
-        if not isinstance(packages, list) or not all(_PACKAGE.fullmatch(str(name)) for name in packages):
+        if not isinstance(packages, list) or not all(map(_names_package, packages)):
             raise RecipeError(f"{path}: packages: expected a list of names, found {packages!r}")
         absent = [name for name in packages if not _installed(name)]
         if absent:
@@ -188,6 +188,10 @@ class StudyPlan:
                     hint = nearest(name, known)
                     faults.append(f"eval.{where}.answers: no file of answers.prompts is {name!r}{hint}")
         return faults
+
+
+def _names_package(name: Any) -> bool:
+    return isinstance(name, str) and _PACKAGE.fullmatch(name) is not None
 
 
 def _installed(package: str) -> bool:
