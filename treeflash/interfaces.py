@@ -326,7 +326,15 @@ class Selector(Component, ABC):
 
 
 class Verifier(Component, ABC):
-    """Finds the longest path of a tree that the target itself would have written."""
+    """Finds the longest path of a tree that the target itself would have written.
+
+    Attributes:
+        lossless: Whether texts are the target's own; false for one that gives that up on purpose, as typical
+            acceptance does. Audits and the tests of exact text then leave it out, `bench` labels its arm, and
+            `eval`, which measures along the target's own texts, refuses it.
+    """
+
+    lossless: ClassVar[bool] = True
 
     @abstractmethod
     def verify(self, target: Target, state: DecodeState, tree: TokenTree, draws: Draws) -> Acceptance:

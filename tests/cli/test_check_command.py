@@ -10,6 +10,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import treeflash
+from treeflash.components.verifiers.sdpa_tree import SdpaTree
 from treeflash.engine import Decoder
 from treeflash.plugins import Registry
 from treeflash.recipe_tables import find
@@ -46,6 +47,13 @@ def cache_megabytes(target, positions):
     state = target.start(1, positions, ())
     target.prefill(state, torch.zeros(1, 1, dtype=torch.int64))
     return sum(part.nbytes for layer in state.cache.layers for part in (layer.keys, layer.values)) / 1e6
+
+
+def test_a_lossy_verifier_is_marked(run, monkeypatch):
+    told = "verifier: sdpa-tree, lossy on purpose: the text may differ from the target's own\n"
+    assert told not in run("tiny-plain")[1]
+    monkeypatch.setattr(SdpaTree, "lossless", False)
+    assert told in run("tiny-plain")[1]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])

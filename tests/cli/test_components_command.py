@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from treeflash import builtin
 from treeflash.cli import commands, main
+from treeflash.components.verifiers.sdpa_tree import SdpaTree
 from treeflash.describing import option_rows
 from treeflash.plugins import Registry
 
@@ -278,6 +279,11 @@ def test_defaults_that_are_made_are_shown_as_a_recipe_would_write_them(install):
 def test_a_part_whose_options_cannot_be_read_spoils_nothing(install):
     install("acme-trees", ODD_OPTIONS)
     assert "bare" in invoke().stdout
+
+
+def test_a_lossy_verifier_is_marked(monkeypatch):
+    monkeypatch.setattr(SdpaTree, "lossless", False)
+    assert "  (lossy)  Walks from the root" in invoke("verifier").stdout
 
 
 def test_without_targets_by_name_it_says_what_else_is_taken(monkeypatch):

@@ -249,6 +249,14 @@ def test_the_text_of_an_audit_is_that_of_the_trees(careless):
     assert found[:21] == [*plain[:20], plain[20] + 1]
 
 
+def test_what_is_lossy_on_purpose_is_not_compared(monkeypatch):
+    monkeypatch.setattr(SdpaTree, "lossless", False)
+    arguments = ["tiny-treeflash", PROMPT, "--max-new-tokens", "6"]
+    assert audit_of(*arguments) == {"identical": None, "first_difference": None, "kind": "lossy"}
+    verdict = verdict_of(*arguments)
+    assert verdict == "[audit: not compared: verifier SdpaTree is lossy on purpose]"
+
+
 def test_without_the_flag_nothing_is_audited(careless):
     arguments = ["tiny-treeflash", PROMPT, "--max-new-tokens", "26"]
     assert "audit" not in run(*arguments).stdout

@@ -4,12 +4,14 @@ import attrs
 import pytest
 import torch
 
+from treeflash.components.verifiers.sdpa_tree import SdpaTree
 from treeflash.engine import Decoder, Generation
-from treeflash.engine.audit import MISMATCH, NEAR_TIE, Audit, Recorded, audited, compare, recorded
+from treeflash.engine.audit import LOSSY, MISMATCH, NEAR_TIE, Audit, Recorded, audited, compare, recorded
 from treeflash.recipe import load
 from treeflash.sampling import Draws
 from treeflash.statistics import Statistics
 from treeflash.testing.careless import Careless
+from treeflash.testing.lenient import Lenient
 
 PROMPT = [2, *b"Ana has 7 apples. Ana"]
 
@@ -53,6 +55,19 @@ def test_a_planted_fault_is_a_mismatch(temperature):
     _, audit = audited(decoder, PROMPT, max_new_tokens=150, temperature=temperature, stop_ids=())
     # The first new token is the prefill's.
     assert audit == Audit(False, 100, MISMATCH)
+
+
+def test_what_is_lossy_on_purpose_is_not_compared(monkeypatch):
+    decoder = attrs.evolve(load("tiny-treeflash", target={"device": "cpu"}), verifier=Lenient())
+    assert not decoder.lossless
+    assert attrs.evolve(decoder, verifier=SdpaTree()).lossless
+    # Otherwise it would be a mismatch.
+    monkeypatch.setattr(Lenient, "lossless", True)
+    assert audited(decoder, PROMPT, max_new_tokens=40, stop_ids=())[1].kind == MISMATCH
+    monkeypatch.undo()
+    generation, audit = audited(decoder, PROMPT, max_new_tokens=40, stop_ids=())
+    assert audit == Audit(None, None, LOSSY)
+    assert generation.token_ids == decoder.generate(PROMPT, max_new_tokens=40, stop_ids=()).token_ids
 
 
 def logits(dtype=torch.bfloat16, **values):

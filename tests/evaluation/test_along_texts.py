@@ -21,6 +21,7 @@ from treeflash.plugins import Registry
 from treeflash.prompts import Prompt
 from treeflash.recipe import load
 from treeflash.statistics import StepRecord
+from treeflash.testing.lenient import Lenient
 from treeflash.training.regeneration import RegenerationSettings, regenerate
 from treeflash.tree import TokenTree
 from treeflash.types import Limits
@@ -45,6 +46,13 @@ def text_of(target, prompt, answer, layers=(0, 1, 2, 3)):
     where = torch.arange(len(ids))
     outputs = target.read(ids, where, where[:, None] >= where, layers).split(target.hidden_size, dim=-1)
     return Text(ids, len(prompt), dict(zip(layers, outputs, strict=True)), {})
+
+
+def test_a_lossy_arm_is_refused(opened, data):
+    target, arms = opened
+    lossy = attrs.evolve(arms[1], decoder=attrs.evolve(arms[1].decoder, verifier=Lenient()))
+    with pytest.raises(InputError, match="arm tiny-ddtree: verifier Lenient is lossy on purpose"):
+        evaluate(target, [arms[0], lossy], data, EvalSettings())
 
 
 @pytest.fixture

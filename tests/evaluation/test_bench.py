@@ -21,6 +21,7 @@ from treeflash.evaluation.summary import summarise
 from treeflash.plugins import Registry
 from treeflash.prompts import Prompt
 from treeflash.testing.careless import Careless
+from treeflash.testing.lenient import Lenient
 
 ARMS = ["tiny-ddtree", "tree=tiny-treeflash,selector.budget=7"]
 ON_CPU = {"target": {"device": "cpu"}}
@@ -90,6 +91,19 @@ def test_a_fault_is_called_a_mismatch_and_not_gone_on_from(bench, opened):
     answer = codec.decode([token for token in plain.token_ids if token not in target.stop_ids])
     asked = codec.encode_chat("Ben has 3 plums.", answer, "Cleo has 9 pears.")
     assert [runs[arm, 1].prompt_tokens for arm in (PLAIN, "careless")] == [len(asked)] * 2
+
+
+def test_a_lossy_arm_is_labelled_and_not_audited(bench, opened):
+    _, arms = opened
+    lossy = Arm("lenient", arms[2].recipe, attrs.evolve(arms[2].decoder, verifier=Lenient()))
+    lines = bench(arms=[*arms[:2], lossy], max_new_tokens=40).run()
+    audits = {run.arm: run.audit for run in lines[0].runs}
+    assert audits == {PLAIN: "identical", "tiny-ddtree": "identical", "lenient": "lossy"}
+    rows = summarise(lines)["small"]
+    assert [row.label for row in rows] == [PLAIN, "tiny-ddtree", "lenient (lossy)"]
+    assert rows[1].audit_counts == ["4", "0", "0"]
+    assert rows[2].audit_counts == ["-", "-", "-"]
+    assert rows[2].audit == {"lossy": 4}
 
 
 def test_a_conversation_that_outgrows_the_target_ends(bench, opened, monkeypatch):

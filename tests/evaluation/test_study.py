@@ -7,6 +7,7 @@ import tomllib
 
 import pytest
 
+from treeflash.components.verifiers.sdpa_tree import SdpaTree
 from treeflash.errors import InputError, RecipeError, UnknownNameError
 from treeflash.evaluation.study import Study
 from treeflash.evaluation.study_plan import StudyPlan
@@ -410,3 +411,23 @@ def test_studies_are_no_recipes(registry):
     assert "paper" not in registry.recipes
     with pytest.raises(UnknownNameError):
         registry.recipe("tiny")
+
+
+def test_a_lossy_arm_is_refused_before_anything_is_measured(write, inputs, registry, tmp_path, monkeypatch):
+    monkeypatch.setattr(SdpaTree, "lossless", False)
+    plan = """
+title = "Lossy"
+[answers]
+recipe = "tiny-plain"
+prompts = ["toy.jsonl"]
+limit = 1
+max_new_tokens = 4
+[arms.tree]
+recipe = "tiny-treeflash"
+[bench.greedy]
+prompts = ["toy.jsonl"]
+[eval.held-out]
+"""
+    with pytest.raises(InputError, match="arm plain: verifier SdpaTree is lossy on purpose"):
+        Study(StudyPlan.load(write(plan), registry), registry, inputs, tmp_path / "out").run()
+    assert not (tmp_path / "out" / "bench").exists()

@@ -1,5 +1,7 @@
 """The built-in components keep the contracts that plugins are held to."""
 
+import unittest
+
 import attrs
 import pytest
 import torch
@@ -32,6 +34,7 @@ from treeflash.testing.contracts import (
     TrainableContract,
     VerifierContract,
 )
+from treeflash.testing.lenient import Lenient
 from treeflash.types import BlockDraft
 
 
@@ -123,6 +126,13 @@ class TestChain(SelectorContract):
         return Chain()
 
 
+class TestLenient(VerifierContract):
+    """Lossy on purpose: the tests of exact text are skipped."""
+
+    def make(self):
+        return Lenient()
+
+
 class TestSdpaTree(VerifierContract):
     def make(self):
         return SdpaTree()
@@ -181,6 +191,20 @@ def test_a_drafter_that_forgets_nothing_is_found():
         return Stubborn.from_checkpoint(locate("treeflash.testing:models/tiny-treeflash"), target)
 
     wrong(DrafterContract, "test_what_is_rewound_is_forgotten", make=make)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["test_the_text_is_the_targets_own", "test_it_accepts_the_longest_path_that_the_target_writes"],
+)
+def test_a_verifier_is_excused_only_if_it_says_that_it_is_lossy(name):
+    class Silent(Lenient):
+        lossless = True
+
+    wrong(VerifierContract, name, make=lambda self: Silent())
+    case = type("Case", (VerifierContract,), {"make": lambda self: Lenient()})()
+    with pytest.raises(unittest.SkipTest, match="lossy on purpose"):
+        getattr(case, name)()
 
 
 def test_a_verifier_that_accepts_too_much_is_found():
@@ -290,7 +314,7 @@ def test_a_verifier_with_other_states_is_found(change):
 
     wrong(
         VerifierContract,
-        "test_it_accepts_the_longest_path_that_the_target_writes",
+        "test_it_accepts_a_path_of_the_tree",
         "states of the accepted path",
         make=lambda self: Careless(),
     )

@@ -115,17 +115,17 @@ def bench(
     summaries = summarise(measured)
     for name, rows in summaries.items():
         table = Table(title=f"{name}, {rows[0].prompts} prompts", title_justify="left", box=SIMPLE_HEAD)
-        table.add_column("arm", overflow="fold", min_width=name_width(row.arm for row in rows))
+        table.add_column("arm", overflow="fold", min_width=name_width(row.label for row in rows))
         for head in ("tau", "tokens/s", "speedup", "(95 %)", "same", "tie", "wrong"):
             table.add_column(head, justify="right", no_wrap=True)
         for row in rows:
             table.add_row(
-                row.arm,
+                row.label,
                 f"{row.block_efficiency:.2f}",
                 f"{row.tokens_per_second:.1f}",
                 f"{row.speedup:.2f}",
                 f"{row.speedup_low:.2f} to {row.speedup_high:.2f}",
-                *(str(row.audit.get(kind, 0)) for kind in ("identical", "near-tie", "mismatch")),
+                *row.audit_counts,
             )
         Console().print(table)
     if profiled:

@@ -73,6 +73,8 @@ def _parts(decoder: Decoder, recipe: Recipe) -> list[str]:
         if kind == "drafter":
             taps = ", ".join(map(str, decoder.drafter.tap_layers)) or "none"
             memory += f", {decoder.drafter.max_depth} levels, target layers read: {taps}"
+        if kind == "verifier" and not decoder.lossless:
+            memory += ", lossy on purpose: the text may differ from the target's own"
         lines.append(f"{kind}: {part.use}{memory}")
     return lines
 

@@ -48,7 +48,8 @@ def components(kind: str | None) -> None:
 
 
 def _show(name: str, value: Any, origin: str, kind: str, *, with_text: bool) -> None:
-    click.echo(f"  {click.style(name, bold=True)}  [{_version(origin)}]  {summary(value)}")
+    lossy = "" if getattr(value, "lossless", True) else "  (lossy)"
+    click.echo(f"  {click.style(name, bold=True)}  [{_version(origin)}]{lossy}  {summary(value)}")
     options = value.Options if kind == "trainable" else value.options_class()
     for row in option_rows(options):
         click.echo(_line(row, "", with_text))

@@ -9,7 +9,7 @@ import click
 
 from treeflash.cli.options import dtype_option, laid_over, overrides_option, recipe_argument
 from treeflash.engine import Decoder, Emission, Generation
-from treeflash.engine.audit import MISMATCH, Audit, audited
+from treeflash.engine.audit import LOSSY, MISMATCH, Audit, audited
 from treeflash.engine.stopping import STOP_TOKEN
 from treeflash.errors import InputError
 from treeflash.plugins import Registry
@@ -97,12 +97,14 @@ def generate(
     else:
         click.echo(f"\n\n{_summary(result)}")
         if found is not None:
-            click.echo(f"[audit: {_verdict(found)}]")
+            click.echo(f"[audit: {_verdict(found, decoder)}]")
     if found is not None and found.kind == MISMATCH:
         sys.exit(1)
 
 
-def _verdict(found: Audit) -> str:
+def _verdict(found: Audit, decoder: Decoder) -> str:
+    if found.kind == LOSSY:
+        return f"not compared: verifier {type(decoder.verifier).__name__} is lossy on purpose"
     if found.identical:
         return "identical to plain decoding"
     return f"{found.kind} at new token {found.first_difference}"

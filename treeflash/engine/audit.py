@@ -20,7 +20,7 @@ from treeflash.target_interface import Target
 from treeflash.tree import TokenTree
 from treeflash.types import TargetOutput
 
-NEAR_TIE, MISMATCH = "near-tie", "mismatch"
+NEAR_TIE, MISMATCH, LOSSY = "near-tie", "mismatch", "lossy"
 _PASS = "pass"
 
 
@@ -29,20 +29,21 @@ class Audit:
     """What a comparison came to.
 
     Attributes:
-        identical: Whether both texts are the same.
+        identical: Whether both texts are the same; None when they were not compared.
         first_difference: Index of the first new token that is not; None when there is none.
         kind: "near-tie" when the runs' logits there are no further apart than rounding takes them
             (`treeflash.rounding`), and in both runs both tokens are no further below the best than twice the
-            greatest difference between the runs' scores; otherwise "mismatch"; None when identical.
+            greatest difference between the runs' scores; otherwise "mismatch"; None when identical. "lossy"
+            when the verifier is lossy on purpose, and there is nothing to compare.
     """
 
-    identical: bool
+    identical: bool | None
     first_difference: int | None
     kind: str | None
 
 
 def audited(decoder: Decoder, token_ids: Sequence[int] | Tensor, **settings: Any) -> tuple[Generation, Audit]:
-    """Decodes a text, and plainly once more.
+    """Decodes a text, and plainly once more, unless the verifier is lossy on purpose.
 
     Args:
         decoder: The decoder.
@@ -52,6 +53,8 @@ def audited(decoder: Decoder, token_ids: Sequence[int] | Tensor, **settings: Any
     Returns:
         The text, and how it compares with the plain one.
     """
+    if not decoder.lossless:
+        return decoder.generate(token_ids, **settings), Audit(None, None, LOSSY)
     through_trees = recorded(decoder, token_ids, **settings)
     plain = recorded(Decoder(decoder.target), token_ids, **{**settings, "on_emission": None})
     draws = Draws(settings.get("temperature", 0.0), settings.get("seed", 0), (settings.get("sequence", 0),))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from treeflash.components.selectors.chain import Chain
+from treeflash.components.verifiers.sdpa_tree import SdpaTree
 from treeflash.engine.decoder import Decoder
 from treeflash.engine.replay import Replay
 from treeflash.target import HuggingFaceTarget
@@ -18,7 +19,7 @@ def chain_steps(
     """Takes one decoding step from each anchor of a text, drafting a chain of likeliest tokens.
 
     The steps are the decoder's own: it reads the prompt, extends its drafter, drafts and verifies. Only the
-    target's choices come from the text.
+    target's choices come from the text, and are verified exactly.
 
     Args:
         decoder: Its drafter, builder and refiner are used; bound to `target` again at the end.
@@ -32,7 +33,7 @@ def chain_steps(
     replay = Replay.read(target, token_ids, decoder.drafter.tap_layers)
     emitted = []
     try:
-        follower = attrs.evolve(decoder, target=replay, selector=Chain())
+        follower = attrs.evolve(decoder, target=replay, selector=Chain(), verifier=SdpaTree())
         for anchor in anchors:
             # The prefill chooses the anchor; the step after it is the one to measure.
             stream = follower.stream(token_ids[:anchor], max_new_tokens=len(token_ids) - anchor, stop_ids=())

@@ -31,7 +31,7 @@ _UNLIMITED_NODES = 1 << 16
 
 @attrs.define(eq=False)
 class Decoder:
-    """Decodes a target through trees; the text is the target's own.
+    """Decodes a target through trees; the text is the target's own, unless the verifier is lossy on purpose.
 
     Attributes:
         target: Whose text is wanted.
@@ -66,6 +66,11 @@ class Decoder:
         self.drafter.bind(self.target)
         if self.refiner is not None:
             self.refiner.bind(self.target)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the text is the target's own; its verifier may give that up on purpose."""
+        return self.verifier.lossless
 
     def _check_kinds(self) -> None:
         """Refuses what is no part at all, before anything is asked of it."""

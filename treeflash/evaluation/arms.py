@@ -151,5 +151,23 @@ def weight_places(arms: Sequence[Arm]) -> set[str]:
     return {f"arms.{arm.name}.{key}" for arm in arms for key in arm.weights}
 
 
+def refuse_lossy(arms: Sequence[Arm]) -> None:
+    """Makes sure that arms write the target's own text, as measuring along such a text assumes.
+
+    Args:
+        arms: The arms.
+
+    Raises:
+        InputError: Naming those that do not.
+    """
+    for arm in arms:
+        if not arm.decoder.lossless:
+            raise InputError(
+                f"arm {arm.name}: verifier {type(arm.decoder.verifier).__name__} is lossy on purpose, "
+                "and this measures along the target's own texts, which it would not write; leave the arm out "
+                'or give it an exact verifier (verifier.use="sdpa-tree")'
+            )
+
+
 def _spelled(recipe: Recipe) -> str:
     return ", ".join(f"{key} {value}" for key, value in attrs.asdict(recipe.target).items())

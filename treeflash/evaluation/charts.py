@@ -33,7 +33,7 @@ def efficiency_and_speed(summaries: Summaries) -> str:
         left, right = axes
         names, arms, legend = list(summaries), _arms(summaries), Legend()
         for place, arm in enumerate(arms):
-            found = [next((row for row in summaries[name] if row.arm == arm), None) for name in names]
+            found = [next((row for row in summaries[name] if row.label == arm), None) for name in names]
             width = 0.8 / len(arms)
             at = [index - 0.4 + (place + 0.5) * width for index in range(len(names))]
             shown = [(x, row) for x, row in zip(at, found, strict=True) if row is not None]
@@ -68,7 +68,7 @@ def acceptance(rows: Sequence[ArmSummary]) -> str:
         left, right = axes
         legend = Legend()
         for row in rows:
-            (legend[row.arm],) = left.plot(range(1, len(row.accepted) + 1), row.accepted, marker=".")
+            (legend[row.label],) = left.plot(range(1, len(row.accepted) + 1), row.accepted, marker=".")
             right.plot(range(1, len(row.nodes) + 1), row.nodes, marker=".")
         left.set(title="Steps accepted to a depth", xlabel="depth", ylim=(0, 1))
         right.set(title="Nodes of an average tree", xlabel="depth")
@@ -100,7 +100,7 @@ def ranks(rows: Sequence[ArmSummary]) -> str:
             for rank in range(min(most, 4)):
                 rates = [rates[rank] for rates in row.rank_rates]
                 axis.plot(range(1, len(rates) + 1), rates, marker=".", label=f"rank {rank + 1}")
-            axis.set(title=_plain(row.arm), xlabel="depth", ylim=(0, 1))
+            axis.set(title=_plain(row.label), xlabel="depth", ylim=(0, 1))
             axis.legend(fontsize=7)
         return {}
 
@@ -127,7 +127,7 @@ def stages(rows: Sequence[ArmSummary]) -> str:
         begin, legend = [0.0] * len(rows), Legend()
         for name in names:
             spent = [1000 * row.seconds.get(name, 0.0) for row in rows]
-            legend[name] = axis.barh([_plain(row.arm) for row in rows], spent, left=begin)
+            legend[name] = axis.barh([_plain(row.label) for row in rows], spent, left=begin)
             begin = [before + more for before, more in zip(begin, spent, strict=True)]
         axis.set(title="An average step, by stage", xlabel="milliseconds")
         axis.invert_yaxis()
@@ -196,7 +196,7 @@ def by_budget(arms: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _arms(summaries: Summaries) -> list[str]:
-    return list(dict.fromkeys(row.arm for rows in summaries.values() for row in rows))
+    return list(dict.fromkeys(row.label for rows in summaries.values() for row in rows))
 
 
 def _plain(name: str) -> str:

@@ -89,7 +89,8 @@ class Run:
             measured.
         trees: What the trees looked like.
         peak_bytes: Most memory in use meanwhile; None when it cannot be told.
-        audit: How the answer compares with plain decoding: "identical", "near-tie" or "mismatch".
+        audit: How the answer compares with plain decoding: "identical", "near-tie" or "mismatch"; "lossy"
+            when its verifier is lossy on purpose.
     """
 
     arm: str

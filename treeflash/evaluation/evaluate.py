@@ -12,7 +12,7 @@ from torch import Tensor
 
 from treeflash.engine.step import proposed
 from treeflash.errors import InputError
-from treeflash.evaluation.arms import Arm
+from treeflash.evaluation.arms import Arm, refuse_lossy
 from treeflash.evaluation.depths import DepthMeasure, distributions
 from treeflash.evaluation.marginal import true_marginal
 from treeflash.evaluation.simulation import Simulation, Tally
@@ -97,8 +97,9 @@ def evaluate(
         Results as JSON holds them.
 
     Raises:
-        InputError: When the folder has no texts of this target.
+        InputError: When the folder has no texts of this target, or an arm's verifier is lossy on purpose.
     """
+    refuse_lossy(arms)
     measures = [
         _ArmMeasure(arm, Simulation(arm.decoder, settings.budgets))
         for arm in map(_without_clock, arms)

@@ -19,7 +19,9 @@ token of the prefill and everything past a stop are not counted. Speed is those 
 decoding, the first draft included and the prefill apart. Speedup is the ratio of total speeds. Intervals
 are of 95 %, over prompts drawn anew. Budgets do not count the root. An answer is the same as plain
 decoding's to the token; or parts from it where two tokens tie as nearly as the dtype rounds, a near-tie; or
-is a mismatch, which is a fault. Memory is that of the whole process, with what all arms have loaded.
+is a mismatch, which is a fault. An arm marked lossy has a verifier that gives up the target's own text on
+purpose: its answers are not compared, and its speed is not that of the same text. Memory is that of the
+whole process, with what all arms have loaded.
 """
 
 
@@ -111,16 +113,15 @@ def _results(rows: Sequence[ArmSummary]) -> str:
     for row in rows:
         memory = "unknown" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f} MB"
         low, high = row.block_efficiency_low, row.block_efficiency_high
-        counts = [row.audit.get(kind, 0) for kind in ("identical", "near-tie", "mismatch")]
         lines.append(
             (
-                row.arm,
+                row.label,
                 f"{row.block_efficiency:.2f} ({low:.2f} to {high:.2f})",
                 f"{row.tokens_per_second:.1f}",
                 f"{row.speedup:.2f} ({row.speedup_low:.2f} to {row.speedup_high:.2f})",
                 f"{1000 * row.prefill_seconds:.0f} ms",
                 memory,
-                " / ".join(map(str, counts)),
+                " / ".join(row.audit_counts),
             )
         )
     return table(heads, lines)

@@ -10,7 +10,7 @@ import attrs
 
 from treeflash.errors import InputError, blamed_on
 from treeflash.evaluation import eval_report, report
-from treeflash.evaluation.arms import Arm, ArmText, measured, open_arms, weight_places
+from treeflash.evaluation.arms import Arm, ArmText, measured, open_arms, refuse_lossy, weight_places
 from treeflash.evaluation.bench import MANIFEST as BENCH
 from treeflash.evaluation.bench import Bench, BenchSettings
 from treeflash.evaluation.evaluate import RESULTS, EvalSettings, evaluate, write_results
@@ -77,6 +77,8 @@ class Study:
         if records:
             parts += ["<h2>Trainings</h2>", _trainings(records)]
         target, arms = self._arms()
+        for wanted in plan.evals.values():  # before hours of measuring
+            refuse_lossy(_chosen(arms, wanted.arms))
         for name, bench in plan.benches.items():
             parts += self._bench(name, bench, sets[name], target, arms)
         for name, wanted in plan.evals.items():

@@ -6,6 +6,7 @@ from typing import Any
 import attrs
 import torch
 
+from treeflash.engine.audit import LOSSY, MISMATCH, NEAR_TIE
 from treeflash.errors import InputError, nearest
 from treeflash.evaluation.arms import PLAIN
 from treeflash.evaluation.bench import PromptRuns
@@ -60,6 +61,17 @@ class ArmSummary:
     pass_seconds: float | None
     peak_bytes: int | None
     audit: dict[str, int]
+
+    @property
+    def label(self) -> str:
+        """What tables and pictures call it: its name, and whether its verifier is lossy."""
+        return f"{self.arm} ({LOSSY})" if LOSSY in self.audit else self.arm
+
+    @property
+    def audit_counts(self) -> list[str]:
+        """Answers that were the same, nearly tied and wrong, as tables show them."""
+        kinds = ("identical", NEAR_TIE, MISMATCH)
+        return ["-" if LOSSY in self.audit else str(self.audit.get(kind, 0)) for kind in kinds]
 
 
 def summarise(lines: Sequence[PromptRuns]) -> dict[str, list[ArmSummary]]:
