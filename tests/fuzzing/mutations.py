@@ -83,9 +83,25 @@ def mutated_value(value: Any, chance: random.Random) -> Any:
             case 2:
                 other = chance.choice(list(value.values()))
                 return {**value, key: other}
+            case 3:
+                return {**value, key: _near(value[key], chance)}
             case _:
                 return {**value, key: chance.choice(VALUES)}
     if isinstance(value, list) and value and chance.random() < 0.7:
         place = chance.randrange(len(value))
         return [*value[:place], mutated_value(value[place], chance), *value[place + 1 :]]
     return chance.choice(VALUES)
+
+
+def _near(value: Any, chance: random.Random) -> Any:
+    """A value of the same type, near enough to be right now and then."""
+    match value:
+        case bool():
+            return not value
+        case int():
+            return chance.choice((value - 1, value + 1, 2 * value, value // 2, -value))
+        case float():
+            return chance.choice((value / 2, value + 1, -value, round(value)))
+        case str():
+            return chance.choice((value.upper(), value[:-1], f" {value}", value))
+    return value
