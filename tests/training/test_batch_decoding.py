@@ -17,14 +17,33 @@ PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11, 12], [13, 14], [15] * 6]
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_every_family(family, temperature, device):
-    # Gemma 2's attention computes in float32, where the library's padding mask of float64 overflows.
-    dtype = torch.float32 if family == "gemma2" else torch.float64
-    target = wrap_model(tiny_model(family, dtype=dtype, device=device))
+    # Gemma 2's attention computes in float32, where the library's padding mask of float64 overflows: padding
+    # has NaN for states there.
+    target = wrap_model(tiny_model(family, dtype=torch.float64, device=device))
     answers = decode_batch(target, PROMPTS, max_new_tokens=12, temperature=temperature, seed=3)
     for number, (prompt, answer) in enumerate(zip(PROMPTS, answers, strict=True)):
         expected = reference_text(target.model, prompt, 12, temperature=temperature, seed=3, sequence=number)
         assert answer.token_ids == expected
         assert answer.stop_reason == "max_new_tokens"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.0])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
+def test_tokens_that_no_prompt_has_do_not_matter(family, value, device):
+    """Whatever stands in the padding, its states must not reach a text."""
+    model = tiny_model(family, vocab_size=400, device=device)
+    target = wrap_model(model)
+    expected = [reference_text(model, prompt, 8) for prompt in PROMPTS]
+    written = {token for text in [*PROMPTS, *expected] for token in text}
+    unused = torch.tensor([token for token in range(400) if token not in written], device=device)
+    assert 0 in unused
+    with torch.no_grad():
+        weight = model.get_input_embeddings().weight
+        weight[unused] = value * torch.finfo(weight.dtype).max if value == 1 else value
+    counted = []
+    answers = decode_batch(target, PROMPTS, max_new_tokens=8, on_tokens=counted.append)
+    assert [answer.token_ids for answer in answers] == expected
+    assert sum(counted) == 8 * len(PROMPTS)
 
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -55,6 +55,9 @@ def additive_masks(
 ) -> Tensor | dict[str, Tensor]:
     """Builds the masks that a model's attention adds to its scores.
 
+    A score in float16 or bfloat16 is added up in float32, and can exceed the dtype's greatest value: only
+    infinity outweighs every score, and each query sees itself at least, so that no row is empty.
+
     Args:
         windows: From `layer_windows`.
         visible: bool `[B, n, m]`: which keys each query may see, the window apart.
@@ -63,7 +66,7 @@ def additive_masks(
         dtype: Of the model.
 
     Returns:
-        `[B, 1, n, m]`, 0 or the dtype's lowest value; by kind of layer when there are several.
+        `[B, 1, n, m]`, 0 or -inf; by kind of layer when there are several.
     """
     masks = {}
     for kind, window in windows.items():
@@ -71,5 +74,5 @@ def additive_masks(
         if window is not None:
             seen = seen & (query_positions[:, :, None] - key_positions[:, None, :] < window)
         mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-        masks[kind] = mask.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+        masks[kind] = mask.masked_fill_(~seen, -torch.inf)[:, None]
     return masks if len(masks) > 1 else next(iter(masks.values()))

@@ -1,6 +1,7 @@
 """Plain decoding of many prompts at once, for data: throughput counts, not latency."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import attrs
 import torch
@@ -73,8 +74,10 @@ def decode_batch(
     numbers = list(range(len(prompts))) if sequences is None else list(sequences)
     rows = [_start(target, index, prompt, max_new_tokens) for index, prompt in enumerate(prompts)]
     answers: dict[int, Answer] = {}
+    alone = partial(decode_batch, target, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     cache = DynamicCache(config=target.model.config)
     ids, mask = _padded(prompts, target.device)
+    longest = ids.shape[1]
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
     last_position = torch.iinfo(torch.int64).max if target.max_positions is None else target.max_positions - 1
     while True:
@@ -82,10 +85,18 @@ def decode_batch(
         draws = Draws(temperature, seed, tuple(numbers[row.index] for row in rows))
         roots = torch.tensor([row.length - 1 for row in rows])
         chosen = draws.choose(logits, roots, torch.zeros_like(ids[:, -1:]), 0)
+        # A NaN among the logits is the one that is chosen.
+        finite = logits.gather(2, chosen[..., None])[..., 0].isfinite()
         written = 0
-        for row, token in zip(rows, chosen[:, 0].tolist(), strict=True):
+        for row, (token, is_finite) in zip(rows, torch.cat([chosen, finite], dim=1).tolist(), strict=True):
             if row.index in answers:
                 continue  # finished, and idle until it is taken out
+            if not is_finite and len(prompts[row.index]) < longest:
+                # No mask keeps out what overflows in the padding. By itself the prompt has none.
+                (answer,) = alone([prompts[row.index]], sequences=[numbers[row.index]])
+                written += len(answer.token_ids) - len(row.tokens)
+                answers[row.index] = answer
+                continue
             kept, reason = row.rule.clip([token], len(row.tokens))
             row.tokens += kept
             written += len(kept)
@@ -122,9 +133,10 @@ def _start(target: HuggingFaceTarget, index: int, prompt: Sequence[int], max_new
 
 
 def _padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token ids and attention mask, int64 `[B, longest]`, padded on the left."""
+    """Token ids and attention mask, int64 `[B, longest]`, padded on the left with each prompt's own start."""
     longest = max(map(len, prompts))
-    ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
+    # The states of any other token might overflow.
+    ids = torch.tensor([[prompt[0]] * longest for prompt in prompts])
     mask = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):
         ids[row, longest - len(prompt) :] = torch.tensor(list(prompt))
