@@ -96,6 +96,18 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def spelled(error: BaseException) -> str:
+    """An error in a line.
+
+    Args:
+        error: The error.
+
+    Returns:
+        Its kind and what it says first.
+    """
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 def bullet_list(headline: str, faults: Sequence[str], most: int | None = None) -> str:
     """Formats several faults as one message, a line each.
 

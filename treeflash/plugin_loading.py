@@ -10,7 +10,7 @@ import attrs
 import pluggy
 
 from treeflash import builtin, hookspecs
-from treeflash.errors import PluginError, first_line, nearest
+from treeflash.errors import PluginError, nearest, spelled
 
 # Distributions to load plugins of, by comma; with a minus sign, those to leave out. Unset loads all.
 CHOICE = "TREEFLASH_PLUGINS"
@@ -163,18 +163,6 @@ class _Manager(pluggy.PluginManager):
             return f"{hook}: expected a function that returns what it adds, found a wrapper of others"
         parameters = inspect.signature(getattr(plugin, name)).parameters
         return f"{hook}: expected no parameters, found {', '.join(parameters)}" if parameters else None
-
-
-def spelled(error: BaseException) -> str:
-    """An error in a line.
-
-    Args:
-        error: The error.
-
-    Returns:
-        Its kind and what it says first.
-    """
-    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _chosen(installed: list[str]) -> set[str]:

@@ -7,7 +7,8 @@ from typing import Any, Self
 import attrs
 
 from treeflash import hookspecs
-from treeflash.errors import PluginError, TreeflashError, UnknownNameError, first_line, nearest
+from treeflash.errors import PluginError, TreeflashError, UnknownNameError, nearest, spelled
+from treeflash.imported import imported
 from treeflash.interfaces import Drafter, Refiner, Selector, TreeBuilder, Verifier
 from treeflash.plugin_loading import CHOICE, Loaded
 from treeflash.trainable import Loss, Trainable
@@ -88,15 +89,18 @@ class Registry:
 
         Args:
             kind: One of `KINDS`, "trainable" or "loss".
-            name: As a recipe names it.
+            name: As a recipe names it: a registered name, or `module:Class` for a class that no plugin
+                registers.
 
         Returns:
             The class.
 
         Raises:
             UnknownNameError: When there is none.
-            PluginError: When several plugins bring one.
+            PluginError: When several plugins bring one, or the module cannot be imported.
         """
+        if ":" in name:
+            return imported(name, _HOOKS[kind][1])
         found: type[Any] = self._find(self.components[kind], kind, name)
         return found
 
@@ -121,9 +125,7 @@ class Registry:
         except TreeflashError:
             raise
         except Exception as error:  # whatever a stranger's function raises
-            raise PluginError(
-                f"plugin {found.origin}: target {name!r}: {type(error).__name__}: {first_line(error)}"
-            ) from error
+            raise PluginError(f"plugin {found.origin}: target {name!r}: {spelled(error)}") from error
         if not isinstance(folder, str | Path) or not Path(folder).is_dir():
             raise PluginError(f"plugin {found.origin}: target {name!r}: expected a folder, found {folder!r}")
         return Path(folder)

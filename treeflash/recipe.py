@@ -15,10 +15,11 @@ from attrs.validators import in_
 from treeflash.engine import Decoder
 from treeflash.engine.decoder import misfits
 from treeflash.errors import InputError, RecipeError, blamed_on, bullet_list, nearest
-from treeflash.interfaces import BuildContext
+from treeflash.interfaces import INTERFACES, BuildContext
 from treeflash.places import locate, on_disk
 from treeflash.plugins import KINDS, Registry
-from treeflash.recipe_tables import DEFAULT_USE, merge, open_tables, sort_tables, used_class
+from treeflash.recipe_tables import DEFAULT_USE, Written, merge, open_tables, sort_tables, used_class
+from treeflash.returned import named, spell_value
 from treeflash.structuring import structure
 from treeflash.target import HuggingFaceTarget, load_target
 from treeflash.target.loading import DTYPES
@@ -58,12 +59,18 @@ class Part:
     Attributes:
         use: Its name.
         component: Its class.
-        options: An instance of the class's options.
+        options: An instance of the class's options; the component itself if it was given ready-made.
+        ready: Whether it was.
     """
 
     use: str
     component: Any
     options: Any
+    ready: bool = False
+
+    def build(self, context: BuildContext) -> Any:
+        """Makes the component, unless it was given."""
+        return self.options if self.ready else self.component.from_options(self.options, context)
 
 
 @attrs.frozen
@@ -83,15 +90,13 @@ class Recipe:
     parts: Mapping[str, Part]
 
     @classmethod
-    def load(
-        cls, name: str | Path, registry: Registry, overrides: Mapping[str, Mapping[str, Any]] | None = None
-    ) -> Self:
+    def load(cls, name: str | Path, registry: Registry, overrides: Mapping[str, Any] | None = None) -> Self:
         """Reads a recipe and checks it, without touching a model.
 
         Args:
             name: A recipe's name, or the path of a TOML file.
             registry: What is installed.
-            overrides: Tables laid over the file's.
+            overrides: Tables laid over the file's, and components in the place of tables.
 
         Returns:
             The recipe.
@@ -100,7 +105,7 @@ class Recipe:
             UnknownNameError: When there is no such recipe.
             RecipeError: Listing every fault.
         """
-        written = open_tables(name, registry, overrides)
+        written, given = _opened(name, registry, overrides or {})
         if "train" in written.tables:
             raise RecipeError(
                 f"{written.name}: this recipe trains a drafter (treeflash train); expected one that decodes, "
@@ -109,14 +114,20 @@ class Recipe:
         faults: list[str] = []
         tables = sort_tables(merge(DEFAULTS, written.tables), _TABLES, faults)
         target = structure(tables.get("target", {}), TargetOptions, "target", faults)
-        if "drafter" not in written.tables:
+        if "drafter" not in written.tables and "drafter" not in given:
             faults.append('[drafter]: expected a table with a key use (use = "none" decodes plainly)')
         others = len(faults)
-        used = _components(tables, registry, faults)
+        used = _components(tables, given, registry, faults)
         if "drafter" in used and len(faults) == others:
-            faults += _misfits(used, tables, registry)
+            names = {
+                kind: used[kind].__name__ if kind in given else repr(tables[kind]["use"]) for kind in used
+            }
+            faults += _misfits(used, names, registry)
         parts: dict[str, Part] = {}
         for kind, component in used.items():
+            if kind in given:
+                parts[kind] = Part(component.__name__, component, given[kind], ready=True)
+                continue
             rest = {key: value for key, value in tables[kind].items() if key != "use"}
             options = structure(rest, component.options_class(), kind, faults)
             parts[kind] = Part(tables[kind]["use"], component, options)
@@ -149,7 +160,7 @@ class Recipe:
                     drafter_checkpoint=checkpoint,
                     find_model=partial(find_model, registry=registry, key=f"{kind}.model"),
                 )
-                components[kind] = part.component.from_options(part.options, context)
+                components[kind] = part.build(context)
             return Decoder(target, **components)
 
     def load_target(self, registry: Registry) -> Target:
@@ -210,12 +221,13 @@ def find_model(name: str, registry: Registry, key: str) -> str | Path:
     return folder or name
 
 
-def load(name: str | Path, **overrides: Mapping[str, Any]) -> Decoder:
+def load(name: str | Path, **overrides: Any) -> Decoder:
     """Builds the decoder of a recipe.
 
     Args:
         name: A recipe's name, or the path of a TOML file.
-        **overrides: Tables laid over the file's, for instance `selector={"budget": 31}`.
+        **overrides: Tables laid over the file's, for instance `selector={"budget": 31}`; or what replaces a
+            table, a component such as `selector=OptTree(31)` or a target that is loaded already.
 
     Returns:
         The decoder.
@@ -223,16 +235,40 @@ def load(name: str | Path, **overrides: Mapping[str, Any]) -> Decoder:
     Raises:
         TreeflashError: When the recipe, a model or a checkpoint is at fault.
     """
-    registry = Registry.load()
-    return Recipe.load(name, registry, overrides).build(registry)
+    registry, target = Registry.load(), overrides.get("target")
+    if target is None or isinstance(target, Mapping | str):
+        return Recipe.load(name, registry, overrides).build(registry)
+    tables = {table: values for table, values in overrides.items() if table != "target"}
+    return Recipe.load(name, registry, tables).build(registry, target)
+
+
+def _opened(
+    name: str | Path, registry: Registry, overrides: Mapping[str, Any]
+) -> tuple[Written, dict[str, Any]]:
+    """What a recipe says with tables laid over it, and what was given in the place of tables."""
+    given = {
+        kind: value for kind, value in overrides.items() if kind in KINDS and not isinstance(value, Mapping)
+    }
+    written = open_tables(name, registry, {kind: overrides[kind] for kind in overrides if kind not in given})
+    return attrs.evolve(written, overridden=[*written.overridden, *given]), given
 
 
 def _components(
-    tables: Mapping[str, Mapping[str, Any]], registry: Registry, faults: list[str]
+    tables: Mapping[str, Mapping[str, Any]],
+    given: Mapping[str, Any],
+    registry: Registry,
+    faults: list[str],
 ) -> dict[str, Any]:
     """The classes that the tables use, as far as they are known; parts that are none are left out."""
     used: dict[str, Any] = {}
     for kind in KINDS:
+        if kind in given:
+            base = INTERFACES[kind]
+            if isinstance(given[kind], base):
+                used[kind] = type(given[kind])
+            else:
+                faults.append(f"{kind}: expected a table or {named(base)}, found {spell_value(given[kind])}")
+            continue
         if kind not in tables:
             continue
         if kind == "builder" and tables[kind].get("use") == "none":
@@ -242,16 +278,13 @@ def _components(
             used[kind] = component
     drafter = used.get("drafter")
     if drafter is not None and not getattr(drafter, "drafts_blocks", True):
-        if tables.get("refiner", {}).get("use") == "none":
+        if "refiner" not in given and tables.get("refiner", {}).get("use") == "none":
             used.pop("refiner", None)
     return used
 
 
-def _misfits(
-    used: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]], registry: Registry
-) -> list[str]:
+def _misfits(used: Mapping[str, Any], names: Mapping[str, str], registry: Registry) -> list[str]:
     """Why the parts cannot stand behind one another, and what could stand where one is missing."""
-    names = {kind: repr(tables[kind]["use"]) for kind in used}
     return [
         f"{kind}.use: {fault}{'' if kind in used else nearest('', registry.components[kind])}"
         for kind, fault in misfits(used, names).items()

@@ -118,14 +118,17 @@ def _options(registry: Registry, table: str, use: str, training: bool) -> list[t
     settings: dict[str, list[type[Any]]] = {"target": [TargetOptions], "train": [TrainSettings]}
     settings |= {"data": [DataSettings], "optimizer": [OptimizerSettings], "loss": [LossSettings]}
     kind = "trainable" if training and table == "drafter" else table
-    found = registry.components.get(kind, {}).get(use)
-    if found is None:
+    if kind not in registry.components:
+        return settings.get(table, [])
+    try:
+        component = registry.component(kind, use)
+    except TreeflashError:  # what is wrong with it, `recipes check` says
         return settings.get(table, [])
     if kind == "trainable":
-        return [found.value.Options]
+        return [component.Options]
     if training and table == "refiner":
-        return [found.value.TrainingOptions] if hasattr(found.value, "TrainingOptions") else []
-    return [found.value.options_class(), *settings.get(table, [])]
+        return [component.TrainingOptions] if hasattr(component, "TrainingOptions") else []
+    return [component.options_class(), *settings.get(table, [])]
 
 
 def _comment(path: Path) -> str:

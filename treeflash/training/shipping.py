@@ -7,6 +7,7 @@ from typing import Any
 
 import tomli_w
 
+from treeflash.errors import CompositionError
 from treeflash.trainable import Trainable
 from treeflash.training.folders import write_folder
 
@@ -33,6 +34,11 @@ def ship(trainable: Trainable, folder: Path, decoding: Mapping[str, Any], record
         tables = {key: dict(table) for key, table in trainable.write(into).items()}
         for key, table in decoding.items():
             tables[key] = {**tables.get(key, {}), **table}
+        if "use" not in tables.get("drafter", {}):
+            raise CompositionError(
+                f"trainable {type(trainable).__name__}: write returned no drafter.use, the name of the drafter "
+                "that decodes with what was trained"
+            )
         order = [
             key
             for key in ("target", "drafter", "builder", "refiner", "selector", "verifier")

@@ -122,6 +122,8 @@ class TrainingRecipe:
         """The tables that say how the trained drafter is to decode."""
         said = {key: dict(self.tables[key]) for key in ("target", *_DECODING) if key in self.tables}
         used = {key: {"use": self.tables[key]["use"]} for key in ("drafter", "refiner") if key in self.tables}
+        if ":" in used["drafter"]["use"]:  # the class that trains it: what it writes names the drafter
+            del used["drafter"]
         return {**said, **used}
 
 
