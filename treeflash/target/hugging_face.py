@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from treeflash.errors import InputError, UnsupportedTargetError
 from treeflash.target.cache import TreeCache
 from treeflash.target.compiled import CompiledDecoder
+from treeflash.target.config_facts import max_positions, rope_theta, stop_ids
 from treeflash.target.lean import LeanDecoder
 from treeflash.target.masks import additive_masks, layer_windows
 from treeflash.target.reading import Reading
@@ -87,9 +88,9 @@ class HuggingFaceTarget(Reading):
         self.vocab_size: int = min(embedding.shape[0], model.get_output_embeddings().weight.shape[0])
         self.hidden_size: int = config.hidden_size
         self.num_layers: int = config.num_hidden_layers
-        self.max_positions: int | None = _max_positions(config)
-        self.stop_ids: tuple[int, ...] = _stop_ids(model)
-        self._rope_theta = _rope_theta(config)
+        self.max_positions: int | None = max_positions(config)
+        self.stop_ids: tuple[int, ...] = stop_ids(model)
+        self._rope_theta = rope_theta(config)
         self.layers = decoder_layers(self._decoder, self.num_layers)
 
     def require_text(self) -> TextCodec:
@@ -321,32 +322,3 @@ def _cache_name(parameters: set[str]) -> str:
     raise UnsupportedTargetError(
         "its forward takes no key/value cache: it keeps a recurrent state, which cannot branch"
     )
-
-
-def _stop_ids(model: PreTrainedModel) -> tuple[int, ...]:
-    generation = getattr(model, "generation_config", None)
-    stop = getattr(generation, "eos_token_id", None)
-    if stop is None:
-        stop = getattr(model.config, "eos_token_id", None)
-    if stop is None:
-        return ()
-    return (stop,) if isinstance(stop, int) else tuple(stop)
-
-
-def _max_positions(config: Any) -> int | None:
-    """Positions up to which a pass over a tree is a pass over its paths."""
-    limit: int | None = getattr(config, "max_position_embeddings", None)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        # Its factors go by the furthest position of a pass: past the switch, a tree's deepest node would
-        # turn all others.
-        switch = rope.get("original_max_position_embeddings", None)
-        switch = switch or getattr(config, "original_max_position_embeddings", None)
-        limit = switch if limit is None or switch is None else min(limit, switch)
-    return limit
-
-
-def _rope_theta(config: Any) -> float | None:
-    parameters = getattr(config, "rope_parameters", None)
-    theta = parameters.get("rope_theta") if isinstance(parameters, dict) else None
-    return None if theta is None else float(theta)
