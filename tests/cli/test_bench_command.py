@@ -33,6 +33,21 @@ def test_a_table_and_a_report(command, prompts, tmp_path):
     assert (tmp_path / "out" / "runs.jsonl").read_text() == before
 
 
+def test_on_a_narrow_screen_the_name_gives_way(command, prompts, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    arm = "tiny-treeflash,selector.budget=7,builder.branching=4"
+    words = ["bench", arm, "--prompts", prompts, "--limit", 1, "--out", tmp_path / "out"]
+    status, out, _ = command(*words, "--max-new-tokens", 8, "-o", "target.device=cpu")
+    assert status == 0
+    lines = out.splitlines()
+    assert lines[0].strip() == "small, 1 prompt"
+    heads = next(line for line in lines if "tau" in line).split()
+    assert heads == ["arm", "tau", "tokens/s", "speedup", "(95", "%)", "same", "tie", "wrong"]
+    row = next(line for line in lines if "tiny-treeflash" in line).split()
+    assert row[-4:] == ["-", "1", "0", "0"]
+    assert max(map(len, lines[: lines.index(next(line for line in lines if "report:" in line))])) <= 80
+
+
 def test_a_profile(command, prompts, tmp_path):
     words = ["bench", "tiny-treeflash", "--prompts", prompts, "--limit", 1, "--profile"]
     words += ["--out", tmp_path / "out", "--max-new-tokens", 16, "-o", "target.device=cpu"]

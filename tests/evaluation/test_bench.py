@@ -16,7 +16,7 @@ from treeflash.evaluation import bench as benching
 from treeflash.evaluation.arms import PLAIN, Arm, ArmText, open_arms
 from treeflash.evaluation.bench import RUNS, Bench, BenchSettings, read_runs, said_by
 from treeflash.evaluation.prompt_sets import PromptSet
-from treeflash.evaluation.report import page, write_report
+from treeflash.evaluation.report import Provenance, page, write_report
 from treeflash.evaluation.summary import summarise
 from treeflash.plugins import Registry
 from treeflash.prompts import Prompt
@@ -198,11 +198,11 @@ def test_a_resumed_measurement_is_an_unbroken_one(bench, torn):
         pass
 
     def stop(done, total):
-        if done == 2:
+        if done == 10:  # the first answer to the third prompt
             raise Stop
 
     broken = bench("broken")
-    broken.on_prompt = stop
+    broken.on_answer = stop
     with pytest.raises(Stop):
         broken.run()
     path = broken.folder / RUNS
@@ -318,7 +318,9 @@ def test_the_report_is_one_page_that_loads_nothing(bench, tmp_path):
     measured = bench(sets=[SET, attrs.evolve(SET, name="<other>")])
     summaries = summarise(measured.run())
     manifest = json.loads((measured.folder / "bench.json").read_text())
-    path = write_report(measured.folder, summaries, manifest)
+    told = {"target": "toy", "prompts": {"small": "a.jsonl"}, "command": "treeflash bench x"}
+    provenance = Provenance(**told, date="2026-12-01", version="1.2")
+    path = write_report(measured.folder, summaries, manifest, provenance)
     text = path.read_text()
     found = Page()
     found.feed(text)
@@ -327,9 +329,12 @@ def test_the_report_is_one_page_that_loads_nothing(bench, tmp_path):
     words = "".join(found.words)
     for expected in ("small", "<other>", "tree", "Block efficiency", "budget 7", "float32 on", ", torch"):
         assert expected in words
+    assert "toy; small from a.jsonl. Written on 2026-12-01 by treeflash 1.2, by: treeflash bench x" in words
     assert text.count("<svg") == 7
-    assert page(summaries, manifest) == text
-    results = json.loads((measured.folder / "results.json").read_text())["results"]
+    assert page(summaries, manifest, provenance) == text
+    results = json.loads((measured.folder / "results.json").read_text())
+    assert results["provenance"] == {**told, "date": "2026-12-01", "version": "1.2"}
+    results = results["results"]
     assert results["small"][2]["block_efficiency"] == summaries["small"][2].block_efficiency
 
 
@@ -370,3 +375,13 @@ def test_arms(text, name, recipe, overrides):
 def test_arms_that_cannot_be_compared(arms, kind, fault):
     with pytest.raises(kind, match=fault):
         open_arms([ArmText.parse(arm) for arm in arms], Registry.load(), ON_CPU)
+
+
+def test_progress_counts_answers(bench):
+    seen = []
+    measured = bench()
+    measured.on_answer = lambda done, total: seen.append((done, total))
+    measured.run()
+    # Three prompts, one of them with two turns, by three arms.
+    assert [done for done, _ in dict.fromkeys(seen)] == list(range(13))
+    assert {total for _, total in seen} == {12}

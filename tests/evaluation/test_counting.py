@@ -297,3 +297,21 @@ def test_pooling_takes_doubles():
     plain, _ = summarise(lines)["set"]
     assert plain.tokens_per_second == pytest.approx(100.0, rel=1e-12)
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_one_prompt_has_no_interval():
+    _, alone = summarise(timed((4.0, 2.0)))["set"]
+    _, pair = summarise(timed((4.0, 2.0), (4.0, 4.0)))["set"]
+    assert (alone.speedup_interval, alone.acceptance_interval) == ("-", "-")
+    assert pair.speedup_interval == "1.00 to 2.00"
+
+
+def test_a_speedup_beyond_the_tokens_a_step_is_disturbed_timing():
+    def line(seconds):
+        return PromptRuns("set", 0, "a", [run("plain", [1] * 4, 4.0), run("mine", [2, 2], seconds)])
+
+    plain, mine = summarise([line(2.0)])["set"]
+    assert (plain.disturbance, mine.disturbance) == (None, None)
+    (_, mine) = summarise([line(1.0)])["set"]
+    assert "mine: a speedup of 4.00 with 2.00 tokens a step is not possible" in mine.disturbance
+    assert "measure again" in mine.disturbance

@@ -1,5 +1,7 @@
 """`treeflash bench`: recipes side by side."""
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,6 @@ from rich.table import Table
 from treeflash.cli.options import (
     dtype_option,
     laid_over,
-    name_width,
     overrides_option,
     progress_bar,
     require_charts,
@@ -88,7 +89,7 @@ def bench(
     from treeflash.evaluation.bench import MANIFEST, Bench, BenchSettings
     from treeflash.evaluation.profile import profiles, work_of, write_profiles
     from treeflash.evaluation.prompt_sets import open_set, same_names
-    from treeflash.evaluation.report import write_report
+    from treeflash.evaluation.report import Provenance, write_report
     from treeflash.evaluation.summary import summarise
     from treeflash.training.folders import read_manifest
 
@@ -103,7 +104,7 @@ def bench(
     timed = time_stages or (profiled and target.device.type != "cpu")
     settings = BenchSettings(max_new_tokens, temperature, seed, timed)
     with resumable(), progress_bar() as bar:
-        task = bar.add_task("prompts", total=None, figures="")
+        task = bar.add_task("answers", total=None, figures="")
         measured = Bench(
             target,
             opened,
@@ -114,8 +115,11 @@ def bench(
         ).run()
     summaries = summarise(measured)
     for name, rows in summaries.items():
-        table = Table(title=f"{name}, {rows[0].prompts} prompts", title_justify="left", box=SIMPLE_HEAD)
-        table.add_column("arm", overflow="fold", min_width=name_width(row.label for row in rows))
+        count = rows[0].prompts
+        title = f"{name}, {count} prompt{'s' * (count > 1)}"
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+        # On a narrow screen the name gives way: figures that are cut off are worth nothing.
+        table.add_column("arm", overflow="fold", min_width=8)
         for head in ("tau", "tokens/s", "speedup", "(95 %)", "same", "tie", "wrong"):
             table.add_column(head, justify="right", no_wrap=True)
         for row in rows:
@@ -124,10 +128,13 @@ def bench(
                 f"{row.block_efficiency:.2f}",
                 f"{row.tokens_per_second:.1f}",
                 f"{row.speedup:.2f}",
-                f"{row.speedup_low:.2f} to {row.speedup_high:.2f}",
+                row.speedup_interval,
                 *row.audit_counts,
             )
         Console().print(table)
+        for row in rows:
+            if row.disturbance is not None:
+                click.echo(f"warning: {name}, {row.disturbance}")
     if profiled:
         found = {}
         for prompts in sets:
@@ -148,7 +155,13 @@ def bench(
                 )
                 Console().print(_stages(profile))
         write_profiles(out, found)
-    page = write_report(out, summaries, read_manifest(out, MANIFEST, "a folder of treeflash bench"))
+    provenance = Provenance(
+        target=next(arm.recipe.target.model for arm in opened if arm.recipe is not None),
+        prompts={prompts.name: prompts.source for prompts in sets},
+        command=shlex.join(["treeflash", *sys.argv[1:]]),
+    )
+    manifest = read_manifest(out, MANIFEST, "a folder of treeflash bench")
+    page = write_report(out, summaries, manifest, provenance)
     click.echo(f"report: {page}")
 
 

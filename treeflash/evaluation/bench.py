@@ -1,5 +1,6 @@
 """Recipes side by side: one target, the same prompts, one clock, prompt by prompt in turn."""
 
+import itertools
 import json
 import math
 import os
@@ -78,7 +79,7 @@ class Bench:
         sets: On what.
         settings: How.
         folder: Where results are kept.
-        on_prompt: Called with the number of prompts done and of all.
+        on_answer: Called with the number of answers done and of all: a turn of a prompt by one arm each.
     """
 
     target: HuggingFaceTarget
@@ -86,7 +87,7 @@ class Bench:
     sets: Sequence[PromptSet]
     settings: BenchSettings
     folder: Path
-    on_prompt: Callable[[int, int], None] = lambda done, total: None
+    on_answer: Callable[[int, int], None] = lambda done, total: None
 
     def run(self) -> list[PromptRuns]:
         """Measures what is not measured yet.
@@ -114,13 +115,18 @@ class Bench:
             if path.is_file():  # a last line that was cut off is measured again
                 os.truncate(path, len(_whole_lines(path)))
             self._warm_up(wanted[0][2])
-        for done, (prompts, index, prompt) in enumerate(wanted):
-            self.on_prompt(done, len(wanted))
+        total = len(self.arms) * sum(len(prompt.turns) for _, _, prompt in wanted)
+        done = 0
+        for prompts, index, prompt in wanted:
+            self.on_answer(done, total)
             if (prompts.name, index) not in found:
-                line = PromptRuns(prompts.name, index, prompt.key, self._runs(index, prompt))
+                answers = map(self.on_answer, itertools.count(done + 1), itertools.repeat(total))
+                runs = self._runs(index, prompt, answers.__next__)
+                line = PromptRuns(prompts.name, index, prompt.key, runs)
                 self._append(line)
                 found[prompts.name, index] = line
-        self.on_prompt(len(wanted), len(wanted))
+            done += len(self.arms) * len(prompt.turns)
+        self.on_answer(total, total)
         return [found[prompts.name, index] for prompts, index, _ in wanted]
 
     def _check_room(self) -> None:
@@ -130,8 +136,8 @@ class Bench:
             headline = f"{prompts.name} ({prompts.source}): prompts too long for the target"
             codec.first_lengths(prompts.prompts, self.target.max_positions, headline)
 
-    def _runs(self, index: int, prompt: Prompt) -> list[Run]:
-        """All arms' answers to all turns of a prompt."""
+    def _runs(self, index: int, prompt: Prompt, answered: Callable[[], None]) -> list[Run]:
+        """All arms' answers to all turns of a prompt; `answered` is called after each."""
         codec, turns, said = self.target.require_text(), list[Run](), list[str]()
         # Who goes first rotates: what one arm leaves in caches, another finds there.
         order = [self.arms[(index + shift) % len(self.arms)] for shift in range(len(self.arms))]
@@ -143,6 +149,7 @@ class Bench:
             answers, runs = dict[str, Recorded](), dict[str, Run]()
             for arm in order:
                 answers[arm.name], runs[arm.name] = self._answer(arm, prompt_ids, index, number)
+                answered()
             plain = answers[PLAIN]
             draws = Draws(self.settings.temperature, self.settings.seed, (index,))
             for arm in self.arms:

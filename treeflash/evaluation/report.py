@@ -1,11 +1,15 @@
 """A measurement as one page: tables and pictures, nothing to be loaded from elsewhere."""
 
+import datetime
 import html
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
+
+from treeflash import __version__
 from treeflash.evaluation import charts
 from treeflash.evaluation.page import document, table
 from treeflash.evaluation.summary import ArmSummary, as_json
@@ -25,8 +29,36 @@ whole process, with what all arms have loaded.
 """
 
 
+@attrs.frozen
+class Provenance:
+    """Where a report comes from: what a reader needs to make it again.
+
+    Attributes:
+        target: The target, as its recipe names it.
+        prompts: File or hub name by prompt set.
+        command: The command line; empty if it was made from Python.
+        date: The day it was written, as `YYYY-MM-DD`.
+        version: Of treeflash.
+    """
+
+    target: str
+    prompts: Mapping[str, str]
+    command: str = ""
+    date: str = attrs.field(factory=lambda: datetime.date.today().isoformat())
+    version: str = __version__
+
+    def sentence(self) -> str:
+        """All of it in one line."""
+        places = "; ".join(f"{name} from {place}" for name, place in self.prompts.items())
+        made = f", by: {self.command}" if self.command else ""
+        return f"{self.target}; {places}. Written on {self.date} by treeflash {self.version}{made}"
+
+
 def write_report(
-    folder: Path, summaries: Mapping[str, Sequence[ArmSummary]], manifest: Mapping[str, Any]
+    folder: Path,
+    summaries: Mapping[str, Sequence[ArmSummary]],
+    manifest: Mapping[str, Any],
+    provenance: Provenance,
 ) -> Path:
     """Writes `results.json` and `report.html`.
 
@@ -34,6 +66,7 @@ def write_report(
         folder: Of the measurement.
         summaries: From `summarise`.
         manifest: What was measured.
+        provenance: Where it comes from.
 
     Returns:
         The page.
@@ -41,23 +74,31 @@ def write_report(
     Raises:
         InputError: When the disk does not take them.
     """
-    results = {"measured": dict(manifest), "results": as_json(summaries)}
+    results = {
+        "measured": dict(manifest),
+        "provenance": attrs.asdict(provenance),
+        "results": as_json(summaries),
+    }
     write_atomically(folder / RESULTS, json.dumps(results, indent=1) + "\n")
-    write_atomically(folder / REPORT, page(summaries, manifest))
+    write_atomically(folder / REPORT, page(summaries, manifest, provenance))
     return folder / REPORT
 
 
-def page(summaries: Mapping[str, Sequence[ArmSummary]], manifest: Mapping[str, Any]) -> str:
+def page(
+    summaries: Mapping[str, Sequence[ArmSummary]], manifest: Mapping[str, Any], provenance: Provenance
+) -> str:
     """Makes the page.
 
     Args:
         summaries: From `summarise`.
         manifest: What was measured.
+        provenance: Where it comes from.
 
     Returns:
         HTML.
     """
-    return document("treeflash bench", facts(manifest), sections(summaries, manifest))
+    origin = f"<p class=facts>{html.escape(provenance.sentence())}</p>"
+    return document("treeflash bench", facts(manifest), [origin, *sections(summaries, manifest)])
 
 
 def facts(manifest: Mapping[str, Any]) -> str:
@@ -88,8 +129,10 @@ def sections(summaries: Mapping[str, Sequence[ArmSummary]], manifest: Mapping[st
     parts = [charts.efficiency_and_speed(summaries), f"<p>{_NOTES}</p>"]
     for name, rows in summaries.items():
         prompts = rows[0].prompts
+        disturbed = [row.disturbance for row in rows if row.disturbance is not None]
         parts += [
-            f"<h2>{html.escape(name)}</h2><p class=facts>{prompts} prompts</p>",
+            f"<h2>{html.escape(name)}</h2><p class=facts>{prompts} prompt{'s' * (prompts > 1)}</p>",
+            *(f"<p class=bad>{html.escape(sentence)}</p>" for sentence in disturbed),
             _results(rows),
             charts.acceptance(rows),
             "<p>How often the target chose a child, by its rank among its siblings:</p>",
@@ -112,13 +155,12 @@ def _results(rows: Sequence[ArmSummary]) -> str:
     lines = []
     for row in rows:
         memory = "unknown" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f} MB"
-        low, high = row.block_efficiency_low, row.block_efficiency_high
         lines.append(
             (
                 row.label,
-                f"{row.block_efficiency:.2f} ({low:.2f} to {high:.2f})",
+                f"{row.block_efficiency:.2f} ({row.acceptance_interval})",
                 f"{row.tokens_per_second:.1f}",
-                f"{row.speedup:.2f} ({row.speedup_low:.2f} to {row.speedup_high:.2f})",
+                f"{row.speedup:.2f} ({row.speedup_interval})",
                 f"{1000 * row.prefill_seconds:.0f} ms",
                 memory,
                 " / ".join(row.audit_counts),

@@ -179,13 +179,18 @@ class Study:
             sets,
             BenchSettings(plan.max_new_tokens, plan.temperature),
             folder,
-            lambda done, total: self.on_progress("prompts", done, total),
+            lambda done, total: self.on_progress("answers", done, total),
         ).run()
         manifest = read_manifest(folder, BENCH, "a folder of a bench")
         summaries = summarise(lines)
-        report.write_report(folder, summaries, manifest)
+        provenance = report.Provenance(
+            target=next(arm.recipe.target.model for arm in arms if arm.recipe is not None),
+            prompts={prompts.name: prompts.source for prompts in sets},
+        )
+        report.write_report(folder, summaries, manifest, provenance)
         head = f"<h1>Side by side: {escape(name)}</h1><p class=facts>{escape(report.facts(manifest))}</p>"
-        return [head, *report.sections(summaries, manifest)]
+        origin = f"<p class=facts>{escape(provenance.sentence())}</p>"
+        return [head, origin, *report.sections(summaries, manifest)]
 
     def _eval(
         self, name: str, plan: EvalPlan, target: HuggingFaceTarget, arms: list[Arm], answers: Path

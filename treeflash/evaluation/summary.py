@@ -14,6 +14,8 @@ from treeflash.evaluation.counts import Run, TreeCounts
 
 _RESAMPLES = 2000
 _LEVEL = 0.95
+# Speedup over tokens a step: what the clock's noise may add on a quiet machine.
+_POSSIBLE = 1.15
 
 
 @attrs.frozen
@@ -66,6 +68,33 @@ class ArmSummary:
     def label(self) -> str:
         """What tables and pictures call it: its name, and whether its verifier is lossy."""
         return f"{self.arm} ({LOSSY})" if LOSSY in self.audit else self.arm
+
+    @property
+    def speedup_interval(self) -> str:
+        """The speedup's interval, as tables show it: one prompt has none."""
+        return "-" if self.prompts < 2 else f"{self.speedup_low:.2f} to {self.speedup_high:.2f}"
+
+    @property
+    def acceptance_interval(self) -> str:
+        """The block efficiency's interval, as tables show it: one prompt has none."""
+        return (
+            "-"
+            if self.prompts < 2
+            else f"{self.block_efficiency_low:.2f} to {self.block_efficiency_high:.2f}"
+        )
+
+    @property
+    def disturbance(self) -> str | None:
+        """Why the speedup cannot be right, in a sentence; None if it can.
+
+        A step takes at least as long as one of plain decoding, so no arm is faster than its tokens a step.
+        """
+        if self.speedup <= _POSSIBLE * self.block_efficiency:
+            return None
+        return (
+            f"{self.label}: a speedup of {self.speedup:.2f} with {self.block_efficiency:.2f} tokens a step "
+            "is not possible: something else slowed plain decoding down; measure again into another folder"
+        )
 
     @property
     def audit_counts(self) -> list[str]:
