@@ -10,8 +10,10 @@ from treeflash.errors import TreeflashError
 
 if TYPE_CHECKING:
     from treeflash.engine import Decoder, Generation
+    from treeflash.evaluation.from_python import bench, evaluate
     from treeflash.recipe import load
     from treeflash.target import HuggingFaceTarget, load_target, wrap_model
+    from treeflash.training.from_python import train
 
 __version__ = "0.1.0"
 
@@ -20,8 +22,11 @@ __all__ = [
     "Generation",
     "HuggingFaceTarget",
     "TreeflashError",
+    "bench",
+    "evaluate",
     "load",
     "load_target",
+    "train",
     "wrap_model",
 ]
 
@@ -30,8 +35,11 @@ _HOMES = {
     "Decoder": "treeflash.engine",
     "Generation": "treeflash.engine",
     "HuggingFaceTarget": "treeflash.target",
+    "bench": "treeflash.evaluation.from_python",
+    "evaluate": "treeflash.evaluation.from_python",
     "load": "treeflash.recipe",
     "load_target": "treeflash.target",
+    "train": "treeflash.training.from_python",
     "wrap_model": "treeflash.target",
 }
 

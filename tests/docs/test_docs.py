@@ -178,6 +178,7 @@ def run_page(page, folder, monkeypatch):
     """
     (folder / "work").mkdir()
     monkeypatch.chdir(folder / "work")
+    monkeypatch.syspath_prepend(folder / "work")  # as in a notebook, or beside a script
     # What a contributor has installed beside is not in the pages.
     monkeypatch.setenv(CHOICE, "")
     monkeypatch.setenv("COLUMNS", "80")
@@ -198,7 +199,12 @@ def run_page(page, folder, monkeypatch):
                 for command, shown in commands_of(block):
                     yield f"{where}: {command}", shown, trimmed(shell.run(command))
     finally:
-        for module in shell.modules:
+        of_the_page = [
+            name
+            for name, module in sys.modules.items()
+            if str(getattr(module, "__file__", None)).startswith(str(folder))
+        ]
+        for module in {*shell.modules, *of_the_page}:
             sys.modules.pop(module, None)
 
 

@@ -1,7 +1,9 @@
 """What is measured side by side: plain decoding, and recipes on the same target."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -9,7 +11,7 @@ import attrs
 from treeflash.engine import Decoder
 from treeflash.errors import InputError, RecipeError, blamed_on
 from treeflash.evaluation.weights import weights_of
-from treeflash.plugins import Registry
+from treeflash.plugins import KINDS, Registry
 from treeflash.recipe import Recipe
 from treeflash.recipe_tables import merge, parse_overrides
 from treeflash.target import HuggingFaceTarget
@@ -26,7 +28,7 @@ class Arm:
 
     Attributes:
         name: What reports call it.
-        recipe: Where it is from; None for plain decoding.
+        recipe: Where it is from; None for plain decoding, and for a decoder that was made in Python.
         decoder: Its parts.
         weights: Digests of what its parts are read from, by kind and key.
     """
@@ -128,15 +130,31 @@ def measured(target: HuggingFaceTarget, arms: Sequence[Arm]) -> dict[str, Any]:
             "lean": target.lean is not None,
             "compiled": target.compiled is not None,
         },
-        "arms": {
-            arm.name: {
-                kind: {"use": part.use, **attrs.asdict(part.options)}
-                for kind, part in (arm.recipe.parts if arm.recipe is not None else {}).items()
-            }
-            for arm in arms
-        },
+        "arms": {arm.name: _parts(arm) for arm in arms},
         "weights": {arm.name: dict(arm.weights) for arm in arms},
     }
+
+
+def _parts(arm: Arm) -> dict[str, Any]:
+    """The components of an arm and what they are set to, by kind."""
+    if arm.name == PLAIN:
+        return {}
+    if arm.recipe is None:
+        made = {kind: getattr(arm.decoder, kind) for kind in KINDS}
+        return {kind: _described(part) for kind, part in made.items() if part is not None}
+    return {kind: {"use": part.use, **attrs.asdict(part.options)} for kind, part in arm.recipe.parts.items()}
+
+
+def _described(part: Any) -> dict[str, Any]:
+    """A component made in Python: its class, and those of its fields that JSON can hold."""
+    fields = attrs.fields(type(part)) if attrs.has(type(part)) else ()
+    values: dict[str, Any] = {"use": f"{type(part).__module__}:{type(part).__qualname__}"}
+    for field in fields:
+        # Weights and the like are compared by their digests.
+        with suppress(TypeError, ValueError):
+            if field.init:
+                values[field.name] = json.loads(json.dumps(getattr(part, field.name)))
+    return values
 
 
 def weight_places(arms: Sequence[Arm]) -> set[str]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from treeflash.engine.step import proposed
 from treeflash.errors import InputError
-from treeflash.evaluation.arms import Arm, refuse_lossy
+from treeflash.evaluation.arms import PLAIN, Arm, refuse_lossy
 from treeflash.evaluation.depths import DepthMeasure, distributions
 from treeflash.evaluation.marginal import true_marginal
 from treeflash.evaluation.simulation import Simulation, Tally
@@ -103,7 +103,7 @@ def evaluate(
     measures = [
         _ArmMeasure(arm, Simulation(arm.decoder, settings.budgets))
         for arm in map(_without_clock, arms)
-        if arm.recipe is not None
+        if arm.name != PLAIN
     ]
     layers = sorted({layer for part in measures for layer in part.arm.decoder.drafter.tap_layers})
     depth = max((part.arm.decoder.drafter.max_depth for part in measures), default=0)

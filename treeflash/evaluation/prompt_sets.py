@@ -70,6 +70,32 @@ class PromptSet:
     source: str
     prompts: tuple[Prompt, ...]
 
+    @classmethod
+    def of(
+        cls, name: str, source: str, prompts: Sequence[Prompt], limit: int | None, draw: int | None
+    ) -> "PromptSet":
+        """Takes some of the prompts there are.
+
+        Args:
+            name: What reports call the set.
+            source: Where they are from.
+            prompts: All there are.
+            limit: How many to take; all when not given.
+            draw: Seed to draw them by; the first ones when not given.
+
+        Returns:
+            The set.
+
+        Raises:
+            InputError: When there are none.
+        """
+        if not prompts:
+            raise InputError(f"{name} ({source}): expected prompts, found none")
+        if draw is not None:
+            generator = torch.Generator().manual_seed(draw)
+            prompts = [prompts[index] for index in torch.randperm(len(prompts), generator=generator).tolist()]
+        return cls(name, source, tuple(prompts[:limit]))
+
 
 def set_name(place: str) -> str:
     """What reports call a prompt set.
@@ -129,10 +155,7 @@ def open_set(place: str, *, limit: int | None, draw: int | None, reworded: bool 
         raise InputError(f"--prompts {place}: expected a file or a known set, found neither{hint}")
     if known is not None and reworded:
         prompts = [Prompt(tuple(map(known.word, prompt.turns))) for prompt in prompts]
-    if draw is not None:
-        order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(draw)).tolist()
-        prompts = [prompts[index] for index in order]
-    return PromptSet(set_name(place), source, tuple(prompts[:limit]))
+    return PromptSet.of(set_name(place), source, prompts, limit, draw)
 
 
 def _numbered(place: str, rows: Mapping[str, Any], first: int, last: int) -> dict[str, Any]:

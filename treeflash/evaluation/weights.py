@@ -4,8 +4,12 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
+from treeflash.engine import Decoder
 from treeflash.places import on_disk
-from treeflash.plugins import Registry
+from treeflash.plugins import KINDS, Registry
 from treeflash.recipe import Recipe
 from treeflash.training.shipping import RECORD
 
@@ -31,6 +35,27 @@ def weights_of(recipe: Recipe, registry: Registry) -> dict[str, str]:
             folder = _folder(getattr(part.options, key, None), key, registry)
             if folder is not None:
                 found[f"{kind}.{key}"] = folder_digest(folder)
+    return found
+
+
+def network_digests(decoder: Decoder) -> dict[str, str]:
+    """Digests of the weights that a decoder's parts hold, for parts that were made in Python.
+
+    Args:
+        decoder: The decoder.
+
+    Returns:
+        By kind, as `drafter.network`, 16 hexadecimal digits.
+    """
+    found = {}
+    for kind in KINDS:
+        network = getattr(getattr(decoder, kind), "network", None)
+        if isinstance(network, nn.Module):
+            digest = hashlib.sha256()
+            for name, weight in sorted(network.state_dict().items()):
+                digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}\n".encode())
+                digest.update(weight.cpu().contiguous().flatten().view(torch.uint8).numpy())
+            found[f"{kind}.network"] = digest.hexdigest()[:16]
     return found
 
 

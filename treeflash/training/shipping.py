@@ -36,8 +36,8 @@ def ship(trainable: Trainable, folder: Path, decoding: Mapping[str, Any], record
             tables[key] = {**tables.get(key, {}), **table}
         if "use" not in tables.get("drafter", {}):
             raise CompositionError(
-                f"trainable {type(trainable).__name__}: write returned no drafter.use, the name of the drafter "
-                "that decodes with what was trained"
+                f"trainable {type(trainable).__name__}: write returned no drafter.use, the name of the "
+                "drafter that decodes with what was trained"
             )
         order = [
             key
