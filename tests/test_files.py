@@ -18,6 +18,9 @@ def test_the_cache_is_the_users_or_the_one_named(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TREEFLASH_CACHE", "here")
     assert cache_folder() == tmp_path / "here"
+    monkeypatch.setenv("TREEFLASH_CACHE", "~nobody-here/x")
+    with pytest.raises(InputError, match="TREEFLASH_CACHE: expected a folder, found '~nobody-here/x'"):
+        cache_folder()
 
 
 def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path):

@@ -38,8 +38,14 @@ def cache_folder() -> Path:
     Returns:
         The folder that the environment variable `TREEFLASH_CACHE` names; otherwise `treeflash` in the user's
         cache folder. It may not be there yet.
+
+    Raises:
+        InputError: When the variable names the home of a user that there is not.
     """
     named = os.environ.get("TREEFLASH_CACHE")
     if named:
-        return Path(named).expanduser().absolute()
+        try:
+            return Path(named).expanduser().absolute()
+        except RuntimeError:
+            raise InputError(f"TREEFLASH_CACHE: expected a folder, found {named!r}: no such user") from None
     return platformdirs.user_cache_path("treeflash", appauthor=False)

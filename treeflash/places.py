@@ -10,6 +10,9 @@ from treeflash.errors import InputError, first_line, nearest
 
 # Keys of a recipe that may hold a folder; a relative one is relative to the file that says so.
 _KEYS = ("model", "checkpoint")
+_EXPECTED = "expected a folder, package:path or hub name"
+# Where "" would be the working directory, which nobody means by it.
+_NEVER_EMPTY = {**dict.fromkeys(_KEYS, _EXPECTED), "states_folder": "expected a folder"}
 
 
 def locate(place: str, key: str = "checkpoint") -> Path:
@@ -28,10 +31,8 @@ def locate(place: str, key: str = "checkpoint") -> Path:
     found = on_disk(place, key)
     if found is not None:
         return found
-    if place.count("/") != 1 or place.startswith((".", "/")):
-        raise InputError(
-            f"{key}: expected a folder, package:path or hub name, found {place!r}, which is none"
-        )
+    if place.count("/") != 1 or place.startswith((".", "/", "~")) or ":" in place:
+        raise InputError(f"{key}: {_EXPECTED}, found {place!r}, which is none")
     from huggingface_hub import snapshot_download  # only for checkpoints that are not on disk
 
     try:
@@ -45,31 +46,55 @@ def on_disk(place: str, key: str) -> Path | None:
     """Finds a folder, given as itself or as `package:path`.
 
     Args:
-        place: The place.
+        place: The place. A folder comes first, whatever its name.
         key: Where a recipe names it, for messages.
 
     Returns:
         The folder; None when there is none, and the place may be a hub name.
 
     Raises:
-        InputError: When the package is not installed, or has no such folder.
+        InputError: When the place is empty, or the package is not installed or has no such folder.
     """
+    if not place.strip():
+        raise InputError(f"{key}: {_EXPECTED}, found {place!r}")
+    folder = os.path.expanduser(place)  # a user that there is not stays in the name
+    if os.path.isdir(folder):  # False for names that no file can have, too
+        return Path(folder)
     package, colon, inside = place.partition(":")
-    if colon and all(word.isidentifier() for word in package.split(".")):
-        try:
-            found = Path(str(importlib.resources.files(package) / inside))
-        except (ModuleNotFoundError, TypeError):  # the latter for a module that is no package
-            raise InputError(f"{key}: {place!r}: no package {package!r} is installed") from None
-        if not found.is_dir():
-            around = found.parent
-            beside = (
-                [folder.name for folder in around.iterdir() if folder.is_dir()] if around.is_dir() else []
-            )
-            hint = nearest(found.name, beside)
-            raise InputError(f"{key}: {place!r}: the package has no folder {inside!r}{hint}")
+    if not colon or inside.startswith(("/", "\\")) or not all(map(str.isidentifier, package.split("."))):
+        return None
+    try:
+        root = importlib.resources.files(package)
+    except (ModuleNotFoundError, TypeError):  # the latter for a module that is no package
+        raise InputError(f"{key}: {place!r}: no folder, and no package {package!r} is installed") from None
+    except Exception as error:  # whatever a package's own code raises
+        reason = first_line(error)
+        raise InputError(f"{key}: {place!r}: package {package!r} cannot be imported: {reason}") from error
+    found = Path(str(root.joinpath(inside)))
+    if os.path.isdir(found):
         return found
-    path = Path(place).expanduser()
-    return path if path.is_dir() else None
+    beside = []
+    if os.path.isdir(found.parent):
+        beside = [child.name for child in found.parent.iterdir() if child.is_dir()]
+    hint = nearest(found.name, beside)
+    raise InputError(f"{key}: {place!r}: the package has no folder {inside!r}{hint}")
+
+
+def empty_places(table: str, values: Mapping[str, Any]) -> list[str]:
+    """Finds keys of a table that should name a place and name none.
+
+    Args:
+        table: The table's name, for messages.
+        values: Its keys and values.
+
+    Returns:
+        A sentence for each.
+    """
+    return [
+        f"{table}.{key}: {_NEVER_EMPTY[key]}, found {value!r}"
+        for key, value in values.items()
+        if key in _NEVER_EMPTY and isinstance(value, str) and not value.strip()
+    ]
 
 
 def anchored(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -84,7 +109,7 @@ def anchored(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
     """
 
     def placed(key: str, value: Any) -> Any:
-        if key in _KEYS and isinstance(value, str) and os.path.isdir(folder / value):
+        if key in _KEYS and isinstance(value, str) and value.strip() and os.path.isdir(folder / value):
             return str(folder / value)
         return value
 

@@ -215,7 +215,7 @@ def find_model(name: str, registry: Registry, key: str) -> str | Path:
     if provided is not None:
         return provided
     folder = on_disk(name, key)
-    if folder is None and ("/" not in name or name.startswith((".", "/", "~"))):
+    if folder is None and ("/" not in name or ":" in name or name.startswith((".", "/", "~"))):
         hint = f"{nearest(name, registry.targets)}{registry.failed_clause}"
         raise InputError(f"{key}: no folder, hub name or target is called {name!r}{hint}")
     return folder or name

@@ -1,5 +1,6 @@
 """From recipe files to tables: finding, reading, laying one over the other."""
 
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import attrs
 
 from treeflash.errors import PluginError, RecipeError, UnknownNameError, bullet_list, nearest
-from treeflash.places import anchored
+from treeflash.places import anchored, empty_places
 from treeflash.plugins import Registry
 
 # What a table uses that does not say.
@@ -30,7 +31,7 @@ def find(name: str | Path, registry: Registry) -> Path:
     """
     if isinstance(name, Path) or name.endswith(".toml"):
         path = Path(name)
-        if not path.is_file():
+        if not os.path.isfile(path):  # False for a name that no file can have, too
             raise UnknownNameError(f"no recipe file {path}")
         return path
     return registry.recipe(name)
@@ -104,7 +105,10 @@ def sort_tables(
         for table, value in tables.items()
         if table in known and not isinstance(value, Mapping)
     ]
-    return {table: values for table, values in tables.items() if isinstance(values, Mapping)}
+    sorted_tables = {table: values for table, values in tables.items() if isinstance(values, Mapping)}
+    for table, values in sorted_tables.items():
+        faults += empty_places(table, values)
+    return sorted_tables
 
 
 def used_class(

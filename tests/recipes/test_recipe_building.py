@@ -1,6 +1,7 @@
 """From a checked recipe to a decoder: where checkpoints are found, and what errors say."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +9,8 @@ import treeflash
 from treeflash.errors import CheckpointError, InputError, RecipeError, TreeflashError
 from treeflash.places import locate
 from treeflash.plugins import Registry
-from treeflash.recipe import Recipe
+from treeflash.recipe import Recipe, find_model
+from treeflash.training.training_recipe import TrainingRecipe
 
 PLACE = "treeflash.testing:models/tiny-treeflash"
 
@@ -48,6 +50,71 @@ def test_a_missing_folder_is_named(place):
 def test_a_missing_package_is_named():
     with pytest.raises(InputError, match=r"no package 'no\.such' is installed"):
         locate("no.such:models")
+
+
+@pytest.mark.parametrize("name", ["m:1", "treeflash.testing:models", "c:/x", "a b"])
+def test_a_folder_wins_over_a_package(tmp_path, monkeypatch, name):
+    (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert locate(name).samefile(tmp_path / name)
+    assert Path(find_model(name, Registry.load(), "target.model")).samefile(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "C:/models/x",
+        "C:\\models",
+        "m:1/x y",
+        "x" * 300,
+        "a/" + "x" * 300,
+        "~nouser-of-that-name/x",
+        "a\0b",
+        "no.such:x",
+    ],
+)
+def test_a_place_that_is_none_is_one_error(place):
+    with pytest.raises(InputError, match=r"drafter\.checkpoint: ") as error:
+        locate(place, "drafter.checkpoint")
+    assert repr(place) in str(error.value)
+    if not place.startswith("a/"):  # which the hub may have
+        with pytest.raises(InputError, match=r"target\.model: ") as error:
+            find_model(place, Registry.load(), "target.model")
+        assert repr(place) in str(error.value)
+
+
+def test_a_package_that_fails_is_one_error(tmp_path, monkeypatch):
+    (tmp_path / "failing_package").mkdir()
+    (tmp_path / "failing_package" / "__init__.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match="'failing_package' cannot be imported: division by zero"):
+        locate("failing_package:models")
+
+
+@pytest.mark.parametrize("place", ["", " "])
+def test_an_empty_place_is_not_the_working_directory(place, tmp_path):
+    expected = "expected a folder, package:path or hub name, found"
+    for find in (locate, lambda name: find_model(name, Registry.load(), "target.model")):
+        with pytest.raises(InputError, match=expected):
+            find(place)
+    overrides = {
+        "target": {"model": place},
+        "drafter": {"checkpoint": place},
+        "refiner": {"checkpoint": place},
+    }
+    with pytest.raises(RecipeError) as error:
+        Recipe.load("tiny-treeflash", Registry.load(), overrides)
+    for key in ("target.model", "drafter.checkpoint", "refiner.checkpoint"):
+        assert f"{key}: {expected} {place!r}" in str(error.value)
+    file = write(tmp_path / "mine.toml", f'extends = "tiny-treeflash"\ndrafter.checkpoint = "{place}"')
+    with pytest.raises(RecipeError, match=rf"drafter\.checkpoint: {expected}"):
+        Recipe.load(file, Registry.load())
+
+
+def test_an_empty_place_of_a_training_is_an_error():
+    overrides = {"data": {"states_folder": ""}, "target": {"model": ""}}
+    with pytest.raises(RecipeError, match=r"(?s)states_folder: expected a folder, found.*target\.model: exp"):
+        TrainingRecipe.load("tiny-train", Registry.load(), overrides)
 
 
 def test_a_hub_name_is_downloaded(tmp_path, monkeypatch):

@@ -220,6 +220,15 @@ def test_low_precision_is_no_reason_to_refuse(family, device):
     assert wrap_model(tiny_model(family, dtype=torch.bfloat16, device=device)).dtype == torch.bfloat16
 
 
+def test_what_is_no_model_is_refused():
+    with pytest.raises(UnsupportedTargetError, match=r"found 'gpt2'; load_target\('gpt2'\) loads one$"):
+        wrap_model("gpt2")
+    with pytest.raises(UnsupportedTargetError, match=r"causal language model, found \{'a': 1\}$"):
+        wrap_model({"a": 1})
+    with pytest.raises(UnsupportedTargetError, match="tokenizer or None, found 'gpt2'"):
+        wrap_model(tiny_model("llama"), "gpt2")
+
+
 def test_a_model_without_a_head_is_refused():
     with pytest.raises(UnsupportedTargetError, match="head"):
         wrap_model(tiny_model("llama").model)

@@ -132,6 +132,63 @@ def test_bytes_of_another_encoding_are_an_error(encode):
         encode("caf\udce9")
 
 
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('Only tools here') }}", "TemplateError: Only tools here"),
+        ("{% if %}", "TemplateSyntaxError: "),
+        ("{{ messages[7].content }}", "UndefinedError: "),
+        ("{{ 1 / 0 }}", "ZeroDivisionError: "),
+        (
+            {"tool_use": TEMPLATE, "rag": TEMPLATE},
+            r"templates \(tool_use, rag\), expected one called default",
+        ),
+    ],
+    ids=["raises", "broken", "undefined", "divides", "no-default"],
+)
+def test_a_template_that_fails_is_one_error(template, reason):
+    with pytest.raises(InputError, match=reason) as caught:
+        TextCodec(byte_tokenizer(template=template)).encode_chat("Ana has 7 apples.")
+    message = str(caught.value)
+    assert message.startswith("the target's ")
+    assert message.endswith("`treeflash generate --raw` takes a prompt as it is")
+    assert "\n" not in message
+
+
+def test_a_template_called_default_is_taken():
+    templates = {"tool_use": "{{ 1 / 0 }}", "default": TEMPLATE}
+    assert TextCodec(byte_tokenizer(template=templates)).encode_chat("a") == BYTES.encode_chat("a")
+
+
+def test_a_tokenizer_that_fails_is_one_error(monkeypatch):
+    def fail(text, add_special_tokens):
+        raise Exception("WordPiece error: Missing [UNK] token")
+
+    codec = TextCodec(byte_tokenizer())
+    monkeypatch.setattr(codec.tokenizer, "encode", fail)
+    for encode in (codec.encode_raw, codec.encode_chat):
+        with pytest.raises(
+            InputError, match=r"tokenizer fails for .*WordPiece error: Missing \[UNK\] token\)$"
+        ):
+            encode("Ana has 7 apples, and gives three of them to Ben, and then one more.")
+
+
+@pytest.mark.parametrize(
+    ("turns", "found"),
+    [
+        (("\udc80", "a", "b"), r"UTF-8, found '.udc80'$"),
+        (("a", "b", 7), r"found 7 \(int\)$"),
+        (([{"role": "user", "content": "a"}],), r"found \[\{.* \(list\)$"),
+        ((b"a",), r"found b'a' \(bytes\)$"),
+        ((None,), r"found None \(NoneType\)$"),
+        ((), "at least one turn of a conversation, found none"),
+    ],
+)
+def test_the_turn_that_is_no_text_is_named(turns, found):
+    with pytest.raises(InputError, match=found):
+        BYTES.encode_chat(*turns)
+
+
 def test_a_prompt_leaves_room_for_a_token_at_least():
     prompts = [Prompt(("ab", "is not read")), Prompt(("abc",))]
     lengths = [len(BYTES.encode_chat(prompt.turns[0])) for prompt in prompts]

@@ -1,5 +1,6 @@
 """The prompt sets that papers measure on, worded as they word them, and files of one's own."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,7 @@ def open_set(place: str, *, limit: int | None, draw: int | None, reworded: bool 
     known = KNOWN.get(name)
     if known is not None and not equals:
         source, prompts = known.hub, _from_hub(name, known)
-    elif equals or path.is_file():
+    elif equals or os.path.isfile(path):  # False for a name that no file can have, too
         source, faults = str(path), list[str]()
         rows = read_rows(path, faults)
         prompts = prompts_of(rows, source, faults)

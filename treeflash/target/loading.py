@@ -1,5 +1,6 @@
 """From a name or a model to a target that has been checked."""
 
+import reprlib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from safetensors import SafetensorError
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
@@ -45,6 +47,15 @@ def wrap_model(
     Raises:
         UnsupportedTargetError: When none does; the message says why.
     """
+    if not isinstance(model, nn.Module):
+        hint = f"; load_target({str(model)!r}) loads one" if isinstance(model, str | Path) else ""
+        raise UnsupportedTargetError(
+            f"expected a Hugging Face causal language model, found {reprlib.repr(model)}{hint}"
+        )
+    if tokenizer is not None and not hasattr(tokenizer, "decode"):
+        raise UnsupportedTargetError(
+            f"expected a Hugging Face tokenizer or None, found {reprlib.repr(tokenizer)}"
+        )
     name, reasons = type(model).__name__, list[str]()
     for attention in ("sdpa", "eager"):
         try:

@@ -1,16 +1,19 @@
 """Between text and token ids: chat template, raw prompts, streaming."""
 
 import itertools
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
 
-from treeflash.errors import InputError, bullet_list
+from treeflash.errors import InputError, bullet_list, first_line
 from treeflash.prompts import Prompt, is_text
 
 # Characters of a prompt that an error shows, to find it by, and prompts that it names.
 _SHOWN, _SHOWN_FAULTS = 40, 20
+_RAW = "`treeflash generate --raw` takes a prompt as it is"
 
 
 @attrs.frozen(eq=False)
@@ -33,21 +36,28 @@ class TextCodec:
             Token ids, special tokens as the template has them.
 
         Raises:
-            InputError: When the tokenizer has no chat template, nothing is left to decode from, or a turn is
-                no text.
+            InputError: When there is no chat template or it fails, nothing is left to decode from, or a
+                turn is no text.
         """
-        if not getattr(self.tokenizer, "chat_template", None):
-            raise InputError("the target's tokenizer has no chat template; take the prompt as it is (--raw)")
+        self._check_text(turns)
+        templates = getattr(self.tokenizer, "chat_template", None)
+        if not templates:
+            raise InputError(f"the target's tokenizer has no chat template; {_RAW}")
+        if isinstance(templates, Mapping) and "default" not in templates:
+            found = ", ".join(map(str, templates))
+            raise InputError(
+                f"the target's tokenizer has chat templates ({found}), expected one called default; {_RAW}"
+            )
         roles = itertools.cycle(("user", "assistant"))
         messages = [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=False)]
-        self._check_text(*turns)
         # Models that can think aloud first are measured without, as papers do. A template that knows no
         # such switch passes it over.
-        text = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
-        )
+        with _blamed("chat template", turns[-1], f"; {_RAW}"):
+            text = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+            )
         # The template has written the special tokens already.
-        return self._not_empty(self.tokenizer.encode(text, add_special_tokens=False))
+        return self._encode(text, add_special_tokens=False)
 
     def encode_raw(self, prompt: str) -> list[int]:
         """Takes a prompt as it is.
@@ -62,10 +72,10 @@ class TextCodec:
         Raises:
             InputError: When there is nothing to decode from, or it is no text.
         """
-        self._check_text(prompt)
+        self._check_text((prompt,))
         begin = getattr(self.tokenizer, "bos_token", None)
         has_special = isinstance(begin, str) and begin != "" and prompt.startswith(begin)
-        return self._not_empty(self.tokenizer.encode(prompt, add_special_tokens=not has_special))
+        return self._encode(prompt, add_special_tokens=not has_special)
 
     def first_lengths(self, prompts: Sequence[Prompt], limit: int | None, headline: str) -> list[int]:
         """Counts the tokens of prompts' first turns, before anything is spent on answering them.
@@ -96,16 +106,39 @@ class TextCodec:
         text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
 
-    @staticmethod
-    def _check_text(*texts: str) -> None:
-        if not is_text("".join(texts)):  # bytes of another encoding, as a shell passes them on
-            raise InputError(f"expected a prompt of whole characters in UTF-8, found {texts[-1]!r}")
-
-    @staticmethod
-    def _not_empty(token_ids: list[int]) -> list[int]:
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        with _blamed("tokenizer", text):
+            token_ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         if not token_ids:
             raise InputError("the prompt is empty: expected at least one token to decode from")
         return token_ids
+
+    @staticmethod
+    def _check_text(texts: Sequence[Any]) -> None:
+        if not texts:
+            raise InputError("expected at least one turn of a conversation, found none")
+        for text in texts:
+            if not isinstance(text, str):
+                raise InputError(
+                    "expected a text, or the texts of a conversation one by one, found "
+                    f"{reprlib.repr(text)} ({type(text).__name__})"
+                )
+            if not is_text(text):  # bytes of another encoding, as a shell passes them on
+                raise InputError(f"expected a prompt of whole characters in UTF-8, found {_beginning(text)}")
+
+
+@contextmanager
+def _blamed(part: str, text: str, hint: str = "") -> Iterator[None]:
+    """Turns whatever a tokenizer or its template raises into one error."""
+    try:
+        yield
+    except Exception as error:
+        said = f"{type(error).__name__}: {first_line(error)}"
+        raise InputError(f"the target's {part} fails for {_beginning(text)} ({said}){hint}") from error
+
+
+def _beginning(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
 
 
 @attrs.define(eq=False)

@@ -81,7 +81,7 @@ def begin(folder: Path, name: str, manifest: Mapping[str, Any], free: Set[str] =
         InputError: When it was begun with other settings, or cannot be written.
     """
     path = folder / name
-    if path.is_file():
+    if os.path.isfile(path):  # False for a name that no file can have, too
         before, now = flat(read_manifest(folder, name, "a folder of this kind")), flat(manifest)
         refuse_changes(folder, *({key: of[key] for key in of.keys() - free} for of in (before, now)))
         return
