@@ -17,6 +17,7 @@ import torch
 from treeflash.errors import InputError
 from treeflash.files import cache_folder, write_atomically
 from treeflash.hardware import hardware
+from treeflash.json_files import parse_json
 from treeflash.target_interface import Target
 from treeflash.tree import TokenTree
 
@@ -153,9 +154,9 @@ def _conditions(target: Target) -> dict[str, Any]:
 def _kept(path: Path, told: dict[str, Any]) -> list[list[float]] | None:
     """What was measured before, if it is whole and of this."""
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = parse_json(path.read_text(encoding="utf-8"))
         seconds = [[float(value) for value in row] for row in kept["seconds"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
     right = kept.get("of") == told and [len(row) for row in seconds] == [len(told["sizes"])] * len(
         told["lengths"]

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from treeflash.errors import InputError, bullet_list
+from treeflash.json_files import parse_json
 
 _SHOWN_FAULTS = 20
 
@@ -89,7 +90,7 @@ def read_rows(path: Path | str, faults: list[str], limit: int | None = None) -> 
     for number, line in islice(chain([(begin, first)] if first else [], filled), limit):
         where = f"line {number}"
         try:
-            rows[where] = json.loads(line)
+            rows[where] = parse_json(line)
         except ValueError:
             faults.append(f"{where}: not valid JSON; expected an object on each line")
     return rows
@@ -125,7 +126,7 @@ def prompts_of(rows: Mapping[str, Any], source: str, faults: Sequence[str] = ())
 def _elements(path: Path, text: str, limit: int | None) -> dict[str, Any]:
     """The rows of a file that is one array (MBPP, sanitized)."""
     try:
-        found: list[Any] = json.loads(text)
+        found: list[Any] = parse_json(text)
     except ValueError as error:
         raise InputError(f"{path}: not valid JSON ({error})") from None
     return {f"element {number}": row for number, row in enumerate(found[:limit], start=1)}

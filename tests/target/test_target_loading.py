@@ -234,3 +234,11 @@ def test_a_lack_of_memory_is_not_the_models_fault(tiny_folder, monkeypatch):
     monkeypatch.setattr(HuggingFaceTarget, "verify", fail)
     with pytest.raises(torch.OutOfMemoryError):
         load_target(tiny_folder, device="cpu")
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_tokenizer_nested_too_deep_is_a_reason_too(tiny_folder, file):
+    (tiny_folder / file).write_text("[" * 100_000 + "]" * 100_000)
+    target = load_target(tiny_folder, device="cpu")
+    with pytest.raises(InputError, match="none could be loaded: maximum recursion depth"):
+        target.require_text()

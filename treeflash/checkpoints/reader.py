@@ -1,6 +1,5 @@
 """Opening a checkpoint folder: safetensors, one file or several, by section."""
 
-import json
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from treeflash.errors import CheckpointError, bullet_list
+from treeflash.json_files import read_json
 from treeflash.target_interface import Target
 
 REFINER_PREFIX = "ar_approximation."
@@ -37,29 +37,6 @@ class StoredTensor:
     key: str
     shape: tuple[int, ...]
     dtype: str
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The object.
-
-    Raises:
-        CheckpointError: When the file is missing or holds something else.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not valid JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}")
-    return value
 
 
 @attrs.frozen
@@ -93,7 +70,7 @@ class Checkpoint:
         """
         if not folder.is_dir():
             raise CheckpointError(f"{folder}: expected a checkpoint folder, found none")
-        config = read_json(folder / "config.json")
+        config = read_json(folder / "config.json", CheckpointError)
         backbone: dict[str, StoredTensor] = {}
         refiner: dict[str, StoredTensor] = {}
         twice = []
@@ -187,7 +164,7 @@ def weight_misfits(module: nn.Module, target: Target) -> list[str]:
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        weight_map = read_json(index).get("weight_map")
+        weight_map = read_json(index, CheckpointError).get("weight_map")
         if not isinstance(weight_map, dict):
             raise CheckpointError(f"{index}: expected a key weight_map, found none")
         files = sorted({folder / str(name) for name in weight_map.values()})

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from treeflash.checkpoints.reader import read_json
 from treeflash.errors import CheckpointError
+from treeflash.json_files import read_json
 
 FILE = "shortlist.json"
 _KEY = "token_ids"
@@ -46,7 +46,7 @@ def read_shortlist(folder: Path, vocab_size: int, faults: list[str]) -> Tensor |
     """
     if not (folder / FILE).exists():
         return None
-    token_ids = read_json(folder / FILE).get(_KEY)
+    token_ids = read_json(folder / FILE, CheckpointError).get(_KEY)
     if (
         not isinstance(token_ids, list)
         or not token_ids

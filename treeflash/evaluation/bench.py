@@ -18,6 +18,7 @@ from treeflash.evaluation.counts import Run, TreeCounts
 from treeflash.evaluation.memory import MemoryWatch
 from treeflash.evaluation.prompt_sets import PromptSet
 from treeflash.hardware import hardware
+from treeflash.json_files import parse_json
 from treeflash.prompts import Prompt
 from treeflash.sampling import Draws
 from treeflash.target import HuggingFaceTarget
@@ -65,7 +66,7 @@ class PromptRuns:
     @classmethod
     def from_json(cls, text: str) -> "PromptRuns":
         """Reads a line of `runs.jsonl`."""
-        value = json.loads(text)
+        value = parse_json(text)
         return cls(**{**value, "runs": [Run.from_json(run) for run in value["runs"]]})
 
 

@@ -1,6 +1,5 @@
 """A study from its plan to one report: answers, trainings, measurements, each gone on with if it is there."""
 
-import json
 from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
@@ -21,6 +20,7 @@ from treeflash.evaluation.study_tables import AnswersPlan, BenchPlan, EvalPlan, 
 from treeflash.evaluation.summary import summarise
 from treeflash.evaluation.texts import answers_digest
 from treeflash.files import write_atomically
+from treeflash.json_files import read_json
 from treeflash.plugins import Registry
 from treeflash.prompts import read_prompts
 from treeflash.recipe import Recipe
@@ -135,8 +135,7 @@ class Study:
             on_progress=lambda progress: self.on_progress("training", progress.step, progress.steps),
         )
         session.train(recipe, self.registry, folders, out, listener)
-        record: dict[str, Any] = json.loads((self._drafter(name) / RECORD).read_text(encoding="utf-8"))
-        return record
+        return read_json(self._drafter(name) / RECORD, InputError)
 
     def _drafter(self, name: str) -> Path:
         return (self.out / "trained" / name / "drafter").resolve()
@@ -219,7 +218,7 @@ class Study:
                     target, chosen, answers, settings, lambda done: self.on_progress("answers", done, done)
                 ),
             )
-        results: Any = json.loads(path.read_text(encoding="utf-8"))
+        results = read_json(path, InputError)
         title = f"{escape(name)}, along answers to {escape(answers.name)}"
         head = f"<h1>{title}</h1><p class=facts>{escape(eval_report.facts(results))}</p>"
         return [head, *eval_report.sections(results)]

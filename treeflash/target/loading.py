@@ -179,7 +179,7 @@ def _tokenizer(name: str | Path) -> tuple[Any, str | None]:
         return None, None
     try:
         return AutoTokenizer.from_pretrained(name), None
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, RecursionError) as error:
         return None, first_line(error)
 
 

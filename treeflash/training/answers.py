@@ -16,6 +16,7 @@ import attrs
 
 from treeflash.errors import InputError
 from treeflash.files import write_atomically
+from treeflash.json_files import parse_json
 from treeflash.training.folders import begin, read_manifest
 
 MANIFEST = "dataset.json"
@@ -123,7 +124,7 @@ class AnswerStore:
             # Text has line ends of its own, which JSON does not escape: U+2028 for one.
             for number, line in enumerate(path.read_text(encoding="utf-8").rstrip("\n").split("\n"), start=1):
                 try:
-                    row = AnswerRow(**json.loads(line))
+                    row = AnswerRow(**parse_json(line))
                 except (ValueError, TypeError) as error:
                     raise InputError(f"{path}: line {number} is not an answer ({error})") from None
                 if split is None or row.split == split:

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from treeflash.errors import CheckpointError
+from treeflash.json_files import read_json
 from treeflash.training.folders import write_folder
 
 _PATTERN = "step-*"
@@ -113,7 +114,7 @@ class Snapshots:
             CheckpointError: When it cannot be read.
         """
         try:
-            numbers = json.loads((path / "state.json").read_text(encoding="utf-8"))
+            numbers = read_json(path / "state.json", CheckpointError)
             weights, average, optimizer = (
                 load_file(file) if file.is_file() else {}
                 for file in (path / f"{name}.safetensors" for name in ("weights", "average", "optimizer"))

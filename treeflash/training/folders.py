@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 
 from treeflash.errors import InputError, bullet_list
 from treeflash.files import write_atomically
+from treeflash.json_files import read_json
 
 # Differences that are listed.
 _SHOWN = 12
@@ -122,15 +123,9 @@ def read_manifest(folder: Path, name: str, expected: str) -> dict[str, Any]:
         InputError: When there is no such file, or it is broken.
     """
     path = folder / name
-    try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise InputError(f"{folder}: expected {expected}, found no {name}") from None
-    except ValueError as error:
-        raise InputError(f"{path}: not valid JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{path}: expected a JSON object, found {type(found).__name__}")
-    return found
+    if not path.is_file():
+        raise InputError(f"{folder}: expected {expected}, found no {name}")
+    return read_json(path, InputError)
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from treeflash.errors import InputError
 from treeflash.files import write_atomically
+from treeflash.json_files import parse_json
 
 METRICS = "metrics.jsonl"
 
@@ -61,11 +62,15 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """
     path = folder / METRICS
     lines = []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+    written = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    for text in written.splitlines():
         try:
-            lines.append(json.loads(text))
+            line = parse_json(text)
         except ValueError:
             break
+        if not (isinstance(line, dict) and isinstance(line.get("step"), int)):
+            break
+        lines.append(line)
     return lines
 
 
