@@ -61,11 +61,11 @@ def test_every_tensor_fault_is_listed_at_once(files, refusal):
 
 
 def test_config_and_tensor_faults_are_listed_together(files, refusal):
-    files.config |= {"num_target_layers": 36, "rope_theta": 1e6}
+    files.config |= {"num_target_layers": 36, "vocab_size": 96}
     del files.tensors["fc.weight"]
     message = refusal(files)
     assert len(lines(message)) == 3
-    for part in ("num_target_layers", "rope_theta", "fc.weight is missing"):
+    for part in ("num_target_layers", "vocab_size", "fc.weight is missing"):
         assert part in message
 
 
@@ -109,7 +109,7 @@ CONFIG_FAULTS = {
     "layers empty": ({"dflash_config": {"mask_token_id": 1, "target_layer_ids": []}}, ["target_layer_ids"]),
     "layers not numbers": (
         {"dflash_config": {"mask_token_id": 1, "target_layer_ids": [0, "1", 2, 3]}},
-        ["target_layer_ids", "found [0, '1', 2, 3]"],
+        ["target_layer_ids", 'found [0, "1", 2, 3]'],
     ),
     "layers beyond": (
         {"dflash_config": {"mask_token_id": 1, "target_layer_ids": [0, 1, 2, 4]}},
@@ -131,17 +131,20 @@ CONFIG_FAULTS = {
         ["block_size", "8", "16"],
     ),
     "block too small": ({"block_size": 1}, ["block_size", ">= 2", "found 1"]),
-    "block no integer": ({"block_size": "8"}, ["block_size", "found '8'"]),
+    "block no integer": ({"block_size": "8"}, ["block_size", 'found "8"']),
     "target layers": ({"num_target_layers": 36}, ["num_target_layers", "target's 4", "found 36"]),
     "vocabulary": ({"vocab_size": 96}, ["vocab_size", "target's 128", "found 96"]),
-    "rotary base": ({"rope_theta": 1e6}, ["rope_theta", "10000", "found 1000000"]),
+    "rotary base": (
+        {"rope_theta": 1e6, "rope_parameters": None},
+        ["rope_theta: expected the target's 10000.0, found 1000000.0"],
+    ),
     "sliding": (
         {"layer_types": ["sliding_attention", "full_attention"]},
         ["layer_types", "full_attention", "sliding_attention"],
     ),
     "size missing": ({"intermediate_size": None}, ["intermediate_size", "found nothing"]),
     "size zero": ({"num_attention_heads": 0}, ["num_attention_heads", ">= 1", "found 0"]),
-    "size a boolean": ({"num_hidden_layers": True}, ["num_hidden_layers", "found True"]),
+    "size a boolean": ({"num_hidden_layers": True}, ["num_hidden_layers", "found true"]),
     "refiner no name": ({"treeflash_config": {"ar_approximation": 3}}, ["ar_approximation", "found 3"]),
 }
 

@@ -157,6 +157,12 @@ def test_a_builder_that_will_not_fit(faults, registry):
         ({"mask_token_id": 1, "target_layer_ids": [0, 4]}, "swiglu", "expected layers 0..3, found [0, 4]"),
         ({"mask_token_id": 1, "target_layer_ids": [-1]}, "swiglu", "expected layers 0..3, found [-1]"),
         ({"mask_token_id": 1, "target_layer_ids": []}, "swiglu", "expected layers 0..3, found []"),
+        (
+            {"mask_token_id": 1, "target_layer_ids": [1, 1]},
+            "swiglu",
+            "expected each layer once, found [1, 1]",
+        ),
+        ({"mask_token_id": 1, "block_size": 2000}, "swiglu", "expected at most 1024, found 2000"),
         ({}, "swiglu", "drafter.mask_token_id: expected a token id below 128, found nothing"),
         ({"mask_token_id": 128}, "swiglu", "expected a token id below 128, found 128"),
         (

@@ -6,7 +6,17 @@ from typing import Any
 
 import attrs
 
+from treeflash.checkpoints.config_keys import (
+    Kinds,
+    nested,
+    number_faults,
+    shown,
+    window_faults,
+    wrong_types,
+)
+from treeflash.checkpoints.dflash_kinds import REFINER_TABLE, TABLE, odd_layers, other_kinds, refuse_dflash_2
 from treeflash.checkpoints.reader import Checkpoint
+from treeflash.checkpoints.rope import rope_faults, rope_parameters, rope_theta
 from treeflash.errors import CheckpointError, bullet_list
 from treeflash.target_interface import Target, TargetFacts
 
@@ -18,8 +28,8 @@ _SIZES = (
     "num_hidden_layers",
 )
 
-# By key, types that a value may have and what messages call them.
-Kinds = Mapping[str, tuple[tuple[type, ...], str]]
+# Far above any block that was trained, and few enough to draft.
+_MOST_SLOTS = 1024
 
 
 @attrs.frozen
@@ -88,16 +98,6 @@ def _misfits(
     return faults
 
 
-def rope_theta(config: Mapping[str, Any]) -> float | None:
-    """Base of the rotary positions, from either place where configs keep it; None without a number."""
-    parameters = config.get("rope_parameters")
-    nested = parameters.get("rope_theta") if isinstance(parameters, Mapping) else None
-    for theta in (config.get("rope_theta"), nested):
-        if isinstance(theta, int | float) and not isinstance(theta, bool):
-            return float(theta)
-    return None
-
-
 def same_vocabulary(drafter: int, target: int) -> bool:
     """Whether two sizes are one vocabulary, padded differently (151,936 and 152,064, for instance).
 
@@ -122,6 +122,7 @@ def open_for(folder: Path | str, target: Target) -> tuple[Checkpoint, DFlashFact
         CheckpointError: When the folder cannot be read, or its config says too little to size the network.
     """
     checkpoint = Checkpoint.open(Path(folder))
+    refuse_dflash_2(checkpoint)
     facts, faults = read_facts(checkpoint.config, target.fingerprint())
     if facts is None:
         raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults))
@@ -140,28 +141,37 @@ def read_facts(config: Mapping[str, Any], target: TargetFacts) -> tuple[DFlashFa
         sentence each.
     """
     faults: list[str] = []
-    inner = _table(config, "dflash_config", faults)
+    inner = nested(config, TABLE, faults)
     refiner = _refiner(config, faults)
 
     def integer(place: Mapping[str, Any], key: str, least: int, where: str = "") -> int | None:
         value = place.get(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            found = "nothing" if value is None else repr(value)
+        if type(value) is not int or value < least:
+            found = "nothing" if value is None else shown(value)
             faults.append(f"{where}{key}: expected an integer >= {least}, found {found}")
             return None
         return value
 
     sizes = {key: integer(config, key, 1) for key in _SIZES}
-    block_size = _block_size(config, inner, faults)
-    mask = integer(inner, "mask_token_id", 0, "dflash_config.")
-    layers = inner.get("target_layer_ids")
+    either = {
+        key: _stated(config, inner, key, faults)
+        for key in ("block_size", "mask_token_id", "target_layer_ids")
+    }
+    block_size = integer(either, "block_size", 2)
+    if block_size is not None and block_size > _MOST_SLOTS:
+        faults.append(f"block_size: expected at most {_MOST_SLOTS}, found {block_size}")
+    mask = integer(either, "mask_token_id", 0, f"{TABLE}.")
+    layers = either["target_layer_ids"]
     if not (isinstance(layers, list) and layers and all(type(layer) is int for layer in layers)):
-        found = "nothing" if layers is None else repr(layers)
+        found = "nothing" if layers is None else shown(layers)
         faults.append(
-            f"dflash_config.target_layer_ids: expected a list of layer numbers, found {found} "
+            f"{TABLE}.target_layer_ids: expected a list of layer numbers, found {found} "
             "(guessing them gives a wrong drafter without an error)"
         )
         layers = None
+    faults += other_kinds(config)
+    if layers is not None:
+        faults += odd_layers(config, inner, layers)
     faults += _odd_values(config)
     faults += _misfits(config, mask, layers, target)
     if block_size is None or mask is None or layers is None or None in sizes.values():
@@ -210,23 +220,6 @@ def config_of_network(
     }
 
 
-def wrong_types(config: Mapping[str, Any], kinds: Kinds) -> list[str]:
-    """Optional keys whose values are of no type that they may have.
-
-    Args:
-        config: The config.
-        kinds: By key, the types allowed and what messages call them.
-
-    Returns:
-        One sentence per fault.
-    """
-    return [
-        f"{key}: expected {name}, found {config[key]!r}"
-        for key, (allowed, name) in kinds.items()
-        if config.get(key) is not None and type(config[key]) not in allowed
-    ]
-
-
 def network_keys(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     """What of a config sizes a network.
 
@@ -239,35 +232,20 @@ def network_keys(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, An
     """
     network = {key: config[key] for key in keys if config.get(key) is not None}
     network.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
-    stated = config.get("rope_parameters") or config.get("rope_scaling")
-    rope = dict(stated) if isinstance(stated, Mapping) else {"rope_type": "default"}
-    theta = rope_theta(config)
-    if theta is not None:
-        rope["rope_theta"] = theta
-    return {**network, "rope_parameters": rope}
+    return {**network, "rope_parameters": rope_parameters(config)}
 
 
 def _odd_values(config: Mapping[str, Any]) -> list[str]:
     """Optional keys whose values cannot be used."""
-    numbers = (int, float)
     kinds: Kinds = {
         "head_dim": ((int,), "an integer"),
         "num_target_layers": ((int,), "an integer"),
         "vocab_size": ((int,), "an integer"),
-        "rms_norm_eps": (numbers, "a number"),
-        "rope_theta": (numbers, "a number"),
+        "max_position_embeddings": ((int,), "an integer"),
         "attention_bias": ((bool,), "true or false"),
-        "rope_parameters": ((dict,), "an object"),
     }
-    faults = wrong_types(config, kinds)
-    layers = config.get("layer_types")
-    if layers is not None and not (
-        isinstance(layers, list) and all(kind == "full_attention" for kind in layers)
-    ):
-        faults.append(f"layer_types: expected full_attention alone, found {layers!r}")
-    if config.get("hidden_act", "silu") != "silu":
-        faults.append(f"hidden_act: expected 'silu', found {config['hidden_act']!r}")
-    return faults
+    faults = [*wrong_types(config, kinds), *rope_faults(config), *window_faults(config)]
+    return faults + number_faults(config)
 
 
 def _network(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,30 +253,20 @@ def _network(config: Mapping[str, Any]) -> dict[str, Any]:
     return network_keys(config, keys)
 
 
-def _table(config: Mapping[str, Any], key: str, faults: list[str]) -> Mapping[str, Any]:
-    value = config.get(key, {})
-    if isinstance(value, Mapping):
-        return value
-    faults.append(f"{key}: expected an object, found {value!r}")
-    return {}
-
-
-def _block_size(config: Mapping[str, Any], inner: Mapping[str, Any], faults: list[str]) -> int | None:
-    found = [place["block_size"] for place in (config, inner) if "block_size" in place]
-    if not found:
-        faults.append("block_size: expected an integer >= 2, found nothing")
-    elif len(found) == 2 and found[0] != found[1]:
-        faults.append(f"block_size: expected one value, found {found[0]} and, in dflash_config, {found[1]}")
-    elif type(found[0]) is not int or found[0] < 2:
-        faults.append(f"block_size: expected an integer >= 2, found {found[0]!r}")
-    else:
-        return int(found[0])
-    return None
+def _stated(config: Mapping[str, Any], inner: Mapping[str, Any], key: str, faults: list[str]) -> Any:
+    """A value from the top level, where older files have it, or `dflash_config`; the first of two."""
+    found = [place[key] for place in (config, inner) if place.get(key) is not None]
+    if len(found) == 2 and found[0] != found[1]:
+        faults.append(
+            f"{key}: expected one value, found {shown(found[0])} and, in {TABLE}, {shown(found[1])}"
+        )
+    return found[0] if found else None
 
 
 def _refiner(config: Mapping[str, Any], faults: list[str]) -> str | None:
     """The refiner's name: nested in newer files, at the top level in older ones."""
-    name = _table(config, "treeflash_config", faults).get("ar_approximation", config.get("ar_approximation"))
+    table = nested(config, REFINER_TABLE, faults)
+    name = table.get("ar_approximation", config.get("ar_approximation"))
     if name is not None and not isinstance(name, str):
         faults.append(f"treeflash_config.ar_approximation: expected a name or null, found {name!r}")
         return None

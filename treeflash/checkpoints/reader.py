@@ -86,6 +86,10 @@ class Checkpoint:
             raise CheckpointError(bullet_list(f"{folder}", twice))
         return cls(folder, config, backbone, refiner)
 
+    def num_layers(self) -> int:
+        """Layers of the backbone, counted by the tensors named `layers.N`."""
+        return len({name.split(".")[1] for name in self.backbone if name.startswith("layers.")})
+
     def load(self, module: nn.Module, section: str) -> list[str]:
         """Fills a module with a section's tensors, if all of them fit.
 

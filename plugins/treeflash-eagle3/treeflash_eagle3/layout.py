@@ -6,13 +6,19 @@ from typing import Any
 import attrs
 from torch import Tensor
 
-from treeflash.checkpoints.dflash_layout import (
+from treeflash.checkpoints.config_keys import (
     Kinds,
-    network_keys,
-    rope_theta,
-    same_vocabulary,
+    Setting,
+    nested,
+    number_faults,
+    odd_settings,
+    shown,
+    unknown_keys,
+    window_faults,
     wrong_types,
 )
+from treeflash.checkpoints.dflash_layout import network_keys, same_vocabulary
+from treeflash.checkpoints.rope import rope_faults, rope_theta
 from treeflash.target_interface import TargetFacts
 from treeflash_eagle3.network import NUM_TAPS
 
@@ -27,6 +33,28 @@ _SIZES = (
 )
 # Where heads that were not trained on the usual layers name theirs, by output and 0-based.
 _TABLE, _LAYERS = "eagle_config", "eagle_aux_hidden_state_layer_ids"
+_ELSEWHERE = f"{_TABLE}.{_LAYERS} names the target's layers"
+_NORMED = "norms there are not supported"
+# Of heads that share the layout, and of those of the first EAGLE.
+_SETTINGS = {
+    "norm_before_residual": Setting(False, "a normed residual is not supported"),
+    "norm_before_fc": Setting(False, _NORMED),
+    "fc_norm": Setting(False, _NORMED),
+    "norm_output": Setting(False, "a normed state is not supported"),
+    "use_aux_hidden_state": Setting(True, "a head that reads one layer alone is not supported"),
+    "num_aux_hidden_states": Setting(NUM_TAPS, "no other number of layers is supported"),
+    "use_input_layernorm_in_first_layer": Setting(True, "a token without a norm is not supported"),
+    "use_last_layernorm": Setting(True, "a head without a final norm is not supported"),
+    "use_mtp_layernorm": Setting(False, _NORMED),
+    "parallel_drafting": Setting(False, "drafting in parallel is not supported"),
+    "parallel_draft_step": Setting(1, "drafting in parallel is not supported"),
+    "attention_bias": Setting(False, "biases are not supported"),
+    "mlp_bias": Setting(False, "biases are not supported"),
+    "target_layer_ids": Setting(None, _ELSEWHERE),
+    "aux_hidden_state_layer_ids": Setting(None, _ELSEWHERE),
+}
+# Beside those, what heads of one layer do not have to look at.
+_KEYS = (_LAYERS, "next_layer_regular", "parallel_draft_heads_num_layers", *_SETTINGS)
 # Those layers' inputs are read, and the first is the one below the third layer.
 _LEAST_LAYERS = 4
 # What a Llama config without the key stands for.
@@ -116,11 +144,6 @@ def read_facts(config: Mapping[str, Any], target: TargetFacts) -> tuple[Eagle3Fa
     sized = not faults
     if sized and config["num_hidden_layers"] != 1:
         faults.append(f"num_hidden_layers: expected 1, found {config['num_hidden_layers']}")
-    if sized and config["num_attention_heads"] % config["num_key_value_heads"]:
-        faults.append(
-            f"num_key_value_heads: expected a divisor of the {config['num_attention_heads']} attention "
-            f"heads, found {config['num_key_value_heads']}"
-        )
     if sized and config["draft_vocab_size"] > config["vocab_size"]:
         faults.append(
             f"draft_vocab_size: expected at most the {config['vocab_size']} tokens of vocab_size, "
@@ -207,15 +230,15 @@ def _odd_values(config: Mapping[str, Any]) -> list[str]:
     kinds: Kinds = {
         "head_dim": ((int,), "an integer"),
         "max_position_embeddings": ((int,), "an integer"),
-        "rms_norm_eps": ((int, float), "a number"),
-        "rope_theta": ((int, float), "a number"),
-        "rope_scaling": ((dict,), "an object"),
-        "rope_parameters": ((dict,), "an object"),
     }
-    faults = wrong_types(config, kinds)
-    if config.get("hidden_act", "silu") != "silu":
-        faults.append(f"hidden_act: expected 'silu', found {config['hidden_act']!r}")
-    return faults
+    return [
+        *wrong_types(config, kinds),
+        *number_faults(config),
+        *rope_faults(config),
+        *window_faults(config),
+        *odd_settings(config, (_TABLE,), _SETTINGS),
+        *unknown_keys(config, _TABLE, _KEYS),
+    ]
 
 
 def _target_layers(config: Mapping[str, Any], target: TargetFacts, faults: list[str]) -> tuple[int, ...]:
@@ -224,11 +247,10 @@ def _target_layers(config: Mapping[str, Any], target: TargetFacts, faults: list[
             f"{_LAYERS}: expected it inside {_TABLE}, found it outside, where some count inputs and some "
             "outputs"
         )
-    table = config.get(_TABLE) or {}
-    stated = table.get(_LAYERS) if isinstance(table, Mapping) else table
+    stated = nested(config, _TABLE, faults).get(_LAYERS)
     layers = usual_layers(target.num_layers) if stated is None else stated
     if not (isinstance(layers, list | tuple) and all(type(layer) is int for layer in layers)):
-        faults.append(f"{_TABLE}.{_LAYERS}: expected a list of layer numbers, found {layers!r}")
+        faults.append(f"{_TABLE}.{_LAYERS}: expected a list of layer numbers, found {shown(layers)}")
         return ()
     faults += layer_faults(layers, target.num_layers)
     return tuple(layers)

@@ -99,6 +99,12 @@ class DFlash(Drafter):
             CheckpointError: Listing everything that does not fit.
         """
         checkpoint, facts, faults = open_for(folder, target)
+        stored = checkpoint.num_layers()
+        if stored < facts.network["num_hidden_layers"]:
+            # Said before so many are made.
+            found = facts.network["num_hidden_layers"]
+            faults.append(f"num_hidden_layers: expected the {stored} whose tensors are stored, found {found}")
+            raise CheckpointError(bullet_list(f"{checkpoint.folder}", faults))
         network = sized(
             checkpoint,
             lambda: DFlashNetwork(Qwen3Config(**facts.network), len(facts.target_layer_ids)),

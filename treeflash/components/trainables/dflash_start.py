@@ -105,7 +105,8 @@ def start_network(
     network = _fresh(sizes, target, len(ids), generator)
     config = config_of_network(network.config, target.fingerprint(), ids, mask, block)
     made, faults = read_facts(config, target.fingerprint())
-    assert made is not None, faults
+    if faults or made is None:
+        raise CompositionError(bullet_list("the drafter cannot be made for this target", faults))
     return Start(network, config, made)
 
 
