@@ -140,7 +140,7 @@ def read_facts(config: Mapping[str, Any], target: TargetFacts) -> tuple[DFlashFa
         What it says, or None when that is too little to size the network; and every fault found, a
         sentence each.
     """
-    faults: list[str] = []
+    faults = other_kinds(config)
     inner = nested(config, TABLE, faults)
     refiner = _refiner(config, faults)
 
@@ -169,7 +169,6 @@ def read_facts(config: Mapping[str, Any], target: TargetFacts) -> tuple[DFlashFa
             "(guessing them gives a wrong drafter without an error)"
         )
         layers = None
-    faults += other_kinds(config)
     if layers is not None:
         faults += odd_layers(config, inner, layers)
     faults += _odd_values(config)
