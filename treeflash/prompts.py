@@ -46,11 +46,12 @@ FORMS = (
 
 
 def read_prompts(path: Path | str, limit: int | None = None) -> list[Prompt]:
-    """Reads a file of JSON lines, or one JSON array; compressed where its name ends in `.gz`.
+    """Reads a file of JSON lines, one JSON array, or plain text; compressed if its name ends in `.gz`.
 
-    Each line or element is an object with `turns`, `prompt`, `question`, `problem` or `text`, the first of
-    these that it has: a text, or a list of texts that are said in turn. Other keys are passed over. Repeated
-    prompts are read once.
+    In a file whose name ends in `.txt` each line that is not blank is a prompt. Otherwise each line or
+    element is an object with `turns`, `prompt`, `question`, `problem` or `text`, the first of these that it
+    has: a text, or a list of texts that are said in turn. Other keys are passed over. Repeated prompts are
+    read once.
 
     Args:
         path: The file.
@@ -82,6 +83,10 @@ def read_rows(path: Path | str, faults: list[str], limit: int | None = None) -> 
         InputError: When the file cannot be read.
     """
     path = Path(path)
+    if ".txt" in path.suffixes[-2:]:
+        lines = ((number, line.strip()) for number, line in enumerate(_lines(path), start=1))
+        said = ((f"line {number}", {"prompt": line}) for number, line in lines if line)
+        return dict(islice(said, limit))
     filled = ((number, line) for number, line in enumerate(_lines(path), start=1) if line.strip())
     begin, first = next(filled, (1, ""))
     if first.lstrip().startswith("["):

@@ -100,7 +100,7 @@ def test_a_prompt_is_not_completed():
 
 
 def test_commands_kinds_and_options_are_completed():
-    decoding = {"check", "completion", "components", "generate", "recipes"}
+    decoding = {"cache", "check", "completion", "components", "generate", "recipes"}
     assert set(values([])) == {*decoding, "regenerate", "train", "bench", "eval", "study"}
     assert values(["recipes"]) == ["check", "list", "show"]
     assert values(["components"], "sel") == ["selector"]

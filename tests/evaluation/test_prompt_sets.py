@@ -185,3 +185,10 @@ def test_rows_without_text_are_named(hub, write):
         everything("gsm8k")
     with pytest.raises(InputError, match="line 1: expected one of the keys"):
         everything(f"gsm8k={write({'answer': 'b'})}")
+
+
+def test_plain_text_has_a_prompt_a_line(tmp_path):
+    path = tmp_path / "mine.txt"
+    path.write_text("What is a tree?\n\n  And a leaf? \nWhat is a tree?\n")
+    assert turns(everything(str(path))) == [("What is a tree?",), ("And a leaf?",)]
+    assert turns(open_set(str(path), limit=1, draw=None)) == [("What is a tree?",)]

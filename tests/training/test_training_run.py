@@ -280,6 +280,9 @@ def test_what_a_run_writes(registry, small, data, decodes, tmp_path):
     assert kept["recipe"]["selector"]["budget"] == 9
     card = (tmp_path / "drafter" / "README.md").read_text()
     assert "# A drafter for treeflash.testing:models/tiny-target" in card
+    # What the hub reads of a card; a target from a package is no model of its.
+    head = "---\nlibrary_name: treeflash\ntags:\n- speculative-decoding\n- dflash\n---\n"
+    assert card.startswith(head)
     assert written.read_text().rstrip() in card
     assert f"{kept['heldout']['refined']['block_efficiency']:.2f}" in card
     assert [progress.step for progress in steps] == [1, 2, 3, 4]

@@ -12,6 +12,7 @@ from treeflash.errors import TreeflashError
 # A command's file, by the command, and what it does.
 _COMMANDS = {
     "bench": ("bench", "Measure recipes side by side."),
+    "cache": ("cache", "List or clear what is kept to be used again."),
     "check": ("check", "Load what a recipe names and see that it fits."),
     "completion": ("completion", "Print a completion script for a shell."),
     "components": ("components", "List what is installed, with options."),

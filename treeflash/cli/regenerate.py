@@ -25,7 +25,10 @@ from treeflash.training.regeneration import regenerate as answer
 @click.command()
 @recipe_argument
 @click.option(
-    "--prompts", required=True, type=click.Path(path_type=Path), help="File of JSON lines, or one array."
+    "--prompts",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="File of JSON lines or one array, or .txt with a prompt a line.",
 )
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Data directory to make.")
 @click.option("--limit", type=click.IntRange(min=1), help="Read this many rows of the file.")

@@ -13,6 +13,7 @@ from torch import Tensor
 from treeflash.components.drafters.none import NoDrafter
 from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.components.verifiers.sdpa_tree import SdpaTree
+from treeflash.engine.answering import text_pieces
 from treeflash.engine.generation import Emission, Generation
 from treeflash.engine.step import commit, planned, speculate
 from treeflash.engine.stopping import StopRule
@@ -183,6 +184,38 @@ class Decoder:
         if watch is None:
             watch = Stopwatch(self.target.device, synchronise=time_stages)
         return self._run(prompt, rule, draws, watch)
+
+    def answer(self, *turns: str, raw: bool = False, **settings: Any) -> str:
+        """Answers in words.
+
+        Args:
+            *turns: What the user says; with more than one, the answers stand between the user's turns.
+            raw: Continue the one turn as it is, without the chat template.
+            **settings: As `stream` takes them: `max_new_tokens`, `temperature`, `seed` and so on.
+
+        Returns:
+            The answer, without special tokens.
+
+        Raises:
+            InputError: For a prompt or setting that cannot be decoded, or a target without a tokenizer.
+        """
+        return "".join(self.answer_stream(*turns, raw=raw, **settings))
+
+    def answer_stream(self, *turns: str, raw: bool = False, **settings: Any) -> Iterator[str]:
+        """Answers in words, as they come.
+
+        Args:
+            *turns: As in `answer`.
+            raw: As in `answer`.
+            **settings: As in `answer`.
+
+        Returns:
+            Pieces of the answer, never half a character.
+
+        Raises:
+            InputError: As `answer` does, when the first piece is asked for.
+        """
+        return text_pieces(self, *turns, raw=raw, **settings)
 
     def _run(self, prompt: Tensor, rule: StopRule, draws: Draws, watch: Stopwatch) -> Iterator[Emission]:
         """The loop."""

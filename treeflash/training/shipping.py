@@ -1,6 +1,7 @@
 """The end of a run: a folder with the drafter, and with what a reader needs to know of it."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from treeflash.errors import CompositionError
 from treeflash.trainable import Trainable
 from treeflash.training.folders import write_folder
 
+# An owner and a name, as the hub has them; a folder or a plugin's target is none.
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 RECIPE, CARD, RECORD = "recipe.toml", "README.md", "training.json"
 
 
@@ -56,7 +59,16 @@ def ship(trainable: Trainable, folder: Path, decoding: Mapping[str, Any], record
 def _card(record: Mapping[str, Any], recipe: str) -> str:
     """A model card."""
     data, heldout = record["data"], record["heldout"]
+    model = str(record["recipe"]["target"]["model"])
     lines = [
+        "---",
+        "library_name: treeflash",
+        *([f"base_model: {model}"] if _HUB_NAME.fullmatch(model) and not Path(model).exists() else []),
+        "tags:",
+        "- speculative-decoding",
+        f"- {record['recipe']['drafter']['use']}",
+        "---",
+        "",
         f"# A drafter for {record['recipe']['target']['model']}",
         "",
         "It drafts what this target writes next, for speculative decoding with treeflash. The text is the",
