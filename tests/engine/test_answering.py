@@ -1,7 +1,5 @@
 """Words in, words out."""
 
-import types
-
 import pytest
 
 import treeflash
@@ -41,6 +39,5 @@ def test_raw_text_is_continued(decoder):
 
 
 def test_a_target_without_words_is_refused():
-    bare = types.SimpleNamespace(target=object(), stream=None)
     with pytest.raises(InputError, match=r"expected a target with a tokenizer.*give token ids to generate"):
-        list(text_pieces(bare, "Ana"))
+        list(text_pieces(object(), iter, "Ana", raw=False))

@@ -215,7 +215,7 @@ class Decoder:
         Raises:
             InputError: As `answer` does, when the first piece is asked for.
         """
-        return text_pieces(self, *turns, raw=raw, **settings)
+        return text_pieces(self.target, self.stream, *turns, raw=raw, **settings)
 
     def _run(self, prompt: Tensor, rule: StopRule, draws: Draws, watch: Stopwatch) -> Iterator[Emission]:
         """The loop."""
