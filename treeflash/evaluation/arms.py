@@ -11,6 +11,7 @@ import attrs
 from treeflash.engine import Decoder
 from treeflash.errors import InputError, RecipeError, blamed_on
 from treeflash.evaluation.weights import weights_of
+from treeflash.json_files import parse_json
 from treeflash.plugins import KINDS, Registry
 from treeflash.recipe import Recipe
 from treeflash.recipe_tables import merge, parse_overrides
@@ -153,7 +154,7 @@ def _described(part: Any) -> dict[str, Any]:
         # Weights and the like are compared by their digests.
         with suppress(TypeError, ValueError):
             if field.init:
-                values[field.name] = json.loads(json.dumps(getattr(part, field.name)))
+                values[field.name] = parse_json(json.dumps(getattr(part, field.name)))
     return values
 
 
