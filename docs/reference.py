@@ -1,11 +1,13 @@
-"""Writes the reference of recipes and hooks into the pages, from the code itself.
+"""Writes the reference of recipes, hooks and the API into the pages, from the code itself.
 
     python docs/reference.py
 
-What stands between `<!-- generated: NAME -->` and `<!-- end -->` is what a function of this module returns.
-It is kept in the pages, so that they can be read as they are; a test fails when it is not what the code says.
+What stands between `<!-- generated: NAME -->` and `<!-- end -->` is what a function of this module returns;
+between `<!-- generated: api NAMES -->` and `<!-- end -->` it is what docstrings say of them. It is kept
+in the pages, so that they can be read as they are; a test fails when it is not what the code says.
 """
 
+import importlib.util
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -18,9 +20,25 @@ from treeflash.plugins import Registry
 from treeflash.recipe import TargetOptions
 from treeflash.training.settings import DataSettings, LossSettings, OptimizerSettings, TrainSettings
 
-PAGES = [Path(__file__).parent / name for name in ("recipes.md", "hooks.md")]
-_PART = re.compile(r"^<!-- generated: (?P<name>[\w-]+) -->$.*?^<!-- end -->$", re.DOTALL | re.MULTILINE)
+PAGES = [Path(__file__).parent / name for name in ("recipes.md", "hooks.md", "api.md")]
+_PART = re.compile(
+    r"^<!-- generated: (?P<name>[\w-]+)(?P<rest>[^\n]*) -->$.*?^<!-- end -->$", re.DOTALL | re.MULTILINE
+)
 _BUILT_IN = "treeflash"
+
+
+def _sibling(name: str) -> Any:
+    """A module of this folder, which is not on Python's path."""
+    path = Path(__file__).with_name(f"{name}.py")
+    specification = importlib.util.spec_from_file_location(name, path)
+    assert specification is not None, path
+    assert specification.loader is not None, path
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+described = _sibling("api_reference").described
 
 
 def expand(text: str) -> str:
@@ -37,8 +55,9 @@ def expand(text: str) -> str:
     """
 
     def part(match: re.Match[str]) -> str:
-        name = match["name"]
-        return f"<!-- generated: {name} -->\n\n{GENERATED[name]().strip()}\n\n<!-- end -->"
+        name, rest = match["name"], match["rest"]
+        text = described(rest) if name == "api" else GENERATED[name]()
+        return f"<!-- generated: {name}{rest} -->\n\n{text.strip()}\n\n<!-- end -->"
 
     return _PART.sub(part, text)
 

@@ -20,6 +20,7 @@ import runpy
 import shlex
 import sys
 import tomllib
+import types
 import warnings
 from pathlib import Path
 
@@ -28,6 +29,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import treeflash
 from treeflash import hookspecs
 from treeflash.cli import commands
 from treeflash.errors import TreeflashError
@@ -284,6 +286,111 @@ def test_what_is_generated_is_what_the_code_says(reference):
 def test_an_unknown_part_is_an_error(reference):
     with pytest.raises(KeyError):
         reference.expand("<!-- generated: nonsense -->\n<!-- end -->\n")
+    with pytest.raises(AttributeError, match="no_such_name"):
+        reference.expand("<!-- generated: api treeflash.no_such_name -->\n<!-- end -->\n")
+
+
+def test_public_names_are_on_the_api_page():
+    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    described = set(re.findall(r"^### `(.+)`$", page, re.MULTILINE))
+    for name in treeflash.__all__:
+        value = getattr(treeflash, name)
+        assert {f"treeflash.{name}", f"{value.__module__}.{name}"} & described, name
+    # Each with a signature, so that the page can be read where it lies.
+    assert page.count("\n### `") + page.count("\n#### `") == page.count("```text\n")
+    assert "eval-rst" not in page
+
+
+class Documented:
+    """Does something.
+
+    In two sentences. Or three.
+
+    Attributes:
+        size: Of it,
+            over two lines.
+    """
+
+    size: int = 3
+
+    def put(self, where: "Path | None", *, times: int = 2, then=print, **others: int) -> dict[str, Path]:
+        """Puts it.
+
+        Args:
+            where: To a `place`.
+            times: How often: at least once.
+            **others: More.
+
+        Returns:
+            What was
+            put.
+
+        Raises:
+            ValueError: When it cannot.
+            KeyError: Never.
+        """
+
+    def _hidden(self):
+        """Is not shown."""
+
+    @property
+    def half(self) -> float:
+        """A half."""
+
+
+PUT = """\
+#### `Documented.put`
+
+```text
+put(where: Path | None, *, times: int = 2, then = ..., **others: int) -> dict[str, Path]
+```
+
+Puts it.
+
+**Arguments**
+
+- `where`: To a `place`.
+- `times`: How often: at least once.
+- `**others`: More.
+
+**Returns** What was put.
+
+**Raises**
+
+- `ValueError`: When it cannot.
+- `KeyError`: Never.
+"""
+DOCUMENTED = """\
+### `module.Documented`
+
+```text
+class Documented
+```
+
+Does something.
+
+In two sentences. Or three.
+
+**Attributes**
+
+- `size`: Of it, over two lines.
+"""
+
+
+@pytest.mark.parametrize(
+    ("members", "shown"),
+    [
+        ("", [DOCUMENTED, PUT, "#### `Documented.half`\n\n```text\nhalf: float\n```\n\nA half.\n"]),
+        ("!", [DOCUMENTED]),
+        ("!put", [DOCUMENTED, PUT]),
+    ],
+)
+def test_docstrings_become_markdown(members, shown, reference, monkeypatch):
+    module = types.ModuleType("module")
+    module.Documented = Documented
+    monkeypatch.setitem(sys.modules, "module", module)
+    written = reference.described(f"module.Documented{members}")
+    assert re.sub(r"\n+", "\n", written) == re.sub(r"\n+", "\n", "".join(shown))
 
 
 @pytest.mark.parametrize(
