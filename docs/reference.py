@@ -118,7 +118,9 @@ def _hook(name: str, specification: Callable[..., Any]) -> str:
     text = inspect.getdoc(specification) or ""
     adds, _, returns = text.partition("Returns:")
     kind = inspect.signature(specification).return_annotation
-    spelled = re.sub(r"(?:\w+\.)+(\w+)", r"\1", inspect.formatannotation(kind))
+    # Quoted where the class it names takes torch to import.
+    text = kind if isinstance(kind, str) else inspect.formatannotation(kind)
+    spelled = re.sub(r"(?:\w+\.)+(\w+)", r"\1", text)
     returned = " ".join(returns.split())
     return f"### `{name}`\n\n{adds.strip()}\n\nReturns `{spelled}`: {returned}\n"
 

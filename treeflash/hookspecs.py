@@ -1,12 +1,18 @@
-"""What a plugin can add, a hook per kind. The built-in parts are added through these hooks too."""
+"""What a plugin can add, a hook per kind. The built-in parts are added through these hooks too.
+
+Hooks for components are called when a component is needed, those for recipes by every command. A module with
+hooks that imports its components inside them lets commands start, list and complete without torch.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pluggy
 
-from treeflash.interfaces import Drafter, Refiner, Selector, TreeBuilder, Verifier
-from treeflash.trainable import Loss, Trainable
+if TYPE_CHECKING:
+    from treeflash.interfaces import Drafter, Refiner, Selector, TreeBuilder, Verifier
+    from treeflash.trainable import Loss, Trainable
 
 PROJECT = "treeflash"
 
@@ -15,7 +21,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 @hookspec
-def treeflash_drafters() -> Mapping[str, type[Drafter]]:  # type: ignore[empty-body]
+def treeflash_drafters() -> "Mapping[str, type[Drafter]]":  # type: ignore[empty-body]
     """Adds drafters.
 
     Returns:
@@ -24,7 +30,7 @@ def treeflash_drafters() -> Mapping[str, type[Drafter]]:  # type: ignore[empty-b
 
 
 @hookspec
-def treeflash_builders() -> Mapping[str, type[TreeBuilder]]:  # type: ignore[empty-body]
+def treeflash_builders() -> "Mapping[str, type[TreeBuilder]]":  # type: ignore[empty-body]
     """Adds tree builders.
 
     Returns:
@@ -33,7 +39,7 @@ def treeflash_builders() -> Mapping[str, type[TreeBuilder]]:  # type: ignore[emp
 
 
 @hookspec
-def treeflash_refiners() -> Mapping[str, type[Refiner]]:  # type: ignore[empty-body]
+def treeflash_refiners() -> "Mapping[str, type[Refiner]]":  # type: ignore[empty-body]
     """Adds refiners.
 
     Returns:
@@ -42,7 +48,7 @@ def treeflash_refiners() -> Mapping[str, type[Refiner]]:  # type: ignore[empty-b
 
 
 @hookspec
-def treeflash_selectors() -> Mapping[str, type[Selector]]:  # type: ignore[empty-body]
+def treeflash_selectors() -> "Mapping[str, type[Selector]]":  # type: ignore[empty-body]
     """Adds selectors.
 
     Returns:
@@ -51,7 +57,7 @@ def treeflash_selectors() -> Mapping[str, type[Selector]]:  # type: ignore[empty
 
 
 @hookspec
-def treeflash_verifiers() -> Mapping[str, type[Verifier]]:  # type: ignore[empty-body]
+def treeflash_verifiers() -> "Mapping[str, type[Verifier]]":  # type: ignore[empty-body]
     """Adds verifiers.
 
     Returns:
@@ -60,7 +66,7 @@ def treeflash_verifiers() -> Mapping[str, type[Verifier]]:  # type: ignore[empty
 
 
 @hookspec
-def treeflash_trainables() -> Mapping[str, type[Trainable]]:  # type: ignore[empty-body]
+def treeflash_trainables() -> "Mapping[str, type[Trainable]]":  # type: ignore[empty-body]
     """Adds ways to train drafters.
 
     Returns:
@@ -69,7 +75,7 @@ def treeflash_trainables() -> Mapping[str, type[Trainable]]:  # type: ignore[emp
 
 
 @hookspec
-def treeflash_losses() -> Mapping[str, type[Loss]]:  # type: ignore[empty-body]
+def treeflash_losses() -> "Mapping[str, type[Loss]]":  # type: ignore[empty-body]
     """Adds losses.
 
     Returns:

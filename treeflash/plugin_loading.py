@@ -64,10 +64,11 @@ class Loaded:
         loaded = cls()
         loaded.register(builtin, Plugin(hookspecs.PROJECT))
         found = [
-            (distribution.metadata["Name"], distribution.entry_points.select(group=hookspecs.PROJECT))
+            (distribution.metadata["Name"], entries)  # which takes long to read: of those with plugins alone
             for distribution in importlib.metadata.distributions()
+            if (entries := distribution.entry_points.select(group=hookspecs.PROJECT))
         ]
-        chosen = _chosen([name for name, entries in found if entries])
+        chosen = _chosen([name for name, _ in found])
         for name, entries in found:
             for entry in entries if name in chosen else ():
                 plugin = Plugin(name, entry.name)

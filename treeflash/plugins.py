@@ -9,19 +9,17 @@ import attrs
 from treeflash import hookspecs
 from treeflash.errors import PluginError, TreeflashError, UnknownNameError, nearest, spelled
 from treeflash.imported import imported
-from treeflash.interfaces import Drafter, Refiner, Selector, TreeBuilder, Verifier
 from treeflash.plugin_loading import CHOICE, Loaded
-from treeflash.trainable import Loss, Trainable
 
-# The hook that gives each kind, and what it gives.
-_HOOKS: dict[str, tuple[str, type[Any]]] = {
-    "drafter": ("treeflash_drafters", Drafter),
-    "builder": ("treeflash_builders", TreeBuilder),
-    "refiner": ("treeflash_refiners", Refiner),
-    "selector": ("treeflash_selectors", Selector),
-    "verifier": ("treeflash_verifiers", Verifier),
-    "trainable": ("treeflash_trainables", Trainable),
-    "loss": ("treeflash_losses", Loss),
+# The hook that gives each kind of component.
+_HOOKS = {
+    "drafter": "treeflash_drafters",
+    "builder": "treeflash_builders",
+    "refiner": "treeflash_refiners",
+    "selector": "treeflash_selectors",
+    "verifier": "treeflash_verifiers",
+    "trainable": "treeflash_trainables",
+    "loss": "treeflash_losses",
 }
 # What a decoder is made of.
 KINDS = ("drafter", "builder", "refiner", "selector", "verifier")
@@ -47,13 +45,15 @@ class Registry:
     """Everything installed, by kind and name.
 
     Attributes:
-        components: For each of `KINDS`, "trainable" and "loss", classes by name.
+        components: For each of `KINDS`, "trainable" and "loss", classes by name. A kind's hook is called when
+            the kind is first asked for: components import torch, which takes seconds, and most commands that
+            only list or complete need none.
         targets: Functions that return a model's folder, by name.
         recipes: Recipe files by name.
         studies: Study files by name: those in folders called studies among the recipes.
         claims: Names that several plugins bring, by kind and name, and who brings them; none of them is in
-            the mappings above.
-        failures: What went wrong with each plugin that has a fault, by name.
+            the mappings above. Of components, those of the kinds that were asked for.
+        failures: What went wrong so far with each plugin that has a fault, by name.
     """
 
     components: Mapping[str, Mapping[str, Registered]]
@@ -74,15 +74,11 @@ class Registry:
             PluginError: When `TREEFLASH_PLUGINS` names a plugin that is not installed.
         """
         loaded, claims = Loaded.of_installed(), _Claims()
-        components = {
-            kind: claims.settle(kind, _named(loaded, hook, _is_a(base)))
-            for kind, (hook, base) in _HOOKS.items()
-        }
         targets = claims.settle("target", _named(loaded, "treeflash_targets", callable))
         files = list(_files(loaded))
         recipes = claims.settle("recipe", (item for item in files if not _is_study(item)))
         studies = claims.settle("study", filter(_is_study, files))
-        return cls(components, targets, recipes, studies, claims.contested, loaded.failures)
+        return cls(_Components(loaded, claims), targets, recipes, studies, claims.contested, loaded.failures)
 
     def component(self, kind: str, name: str) -> type[Any]:
         """Finds a component class.
@@ -100,7 +96,7 @@ class Registry:
             PluginError: When several plugins bring one, or the module cannot be imported.
         """
         if ":" in name:
-            return imported(name, _HOOKS[kind][1])
+            return imported(name, _base(kind))
         found: type[Any] = self._find(self.components[kind], kind, name)
         return found
 
@@ -228,6 +224,35 @@ class _Claims:
             if len(several) > 1:
                 self.contested[kind, name] = [item.origin for item in several]
         return {name: several[0] for name, several in found.items() if len(several) == 1}
+
+
+class _Components(Mapping[str, Mapping[str, Registered]]):
+    """The components by kind, each kind as soon as it is asked for."""
+
+    def __init__(self, loaded: Loaded, claims: _Claims) -> None:
+        self._loaded, self._claims = loaded, claims
+        self._found: dict[str, Mapping[str, Registered]] = {}
+
+    def __getitem__(self, kind: str) -> Mapping[str, Registered]:
+        if kind not in self._found:
+            named = _named(self._loaded, _HOOKS[kind], _is_a(_base(kind)))
+            self._found[kind] = self._claims.settle(kind, named)
+        return self._found[kind]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_HOOKS)
+
+    def __len__(self) -> int:
+        return len(_HOOKS)
+
+
+def _base(kind: str) -> type[Any]:
+    """What the components of a kind derive from."""
+    from treeflash.interfaces import INTERFACES
+    from treeflash.trainable import Loss, Trainable
+
+    bases: dict[str, type[Any]] = {**INTERFACES, "trainable": Trainable, "loss": Loss}
+    return bases[kind]
 
 
 def _named(loaded: Loaded, hook: str, fits: Callable[[Any], bool]) -> Iterator[tuple[str, Registered]]:

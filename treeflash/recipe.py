@@ -2,28 +2,31 @@
 
 A recipe is a TOML file with a table per part. `use` names the component, the other keys are its
 options. `extends` names another recipe to start from.
+
+What builds a decoder is imported where it is used: a recipe's outline is checked without torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 from attrs.validators import in_
 
-from treeflash.engine import Decoder
-from treeflash.engine.decoder import misfits
 from treeflash.errors import InputError, RecipeError, blamed_on, bullet_list, nearest
-from treeflash.interfaces import INTERFACES, BuildContext
 from treeflash.places import locate, on_disk
 from treeflash.plugins import KINDS, Registry
+from treeflash.ranges import DTYPE_NAMES
 from treeflash.recipe_tables import DEFAULT_USE, Written, merge, open_tables, sort_tables, used_class
 from treeflash.returned import named, spell_value
 from treeflash.structuring import structure
-from treeflash.target import HuggingFaceTarget, load_target
-from treeflash.target.loading import DTYPES
-from treeflash.target_interface import Target
+
+if TYPE_CHECKING:
+    from treeflash.engine import Decoder
+    from treeflash.interfaces import BuildContext
+    from treeflash.target import HuggingFaceTarget
+    from treeflash.target_interface import Target
 
 _TABLES = ("target", *KINDS)
 # Parts that a recipe need not name.
@@ -46,7 +49,7 @@ class TargetOptions:
     """
 
     model: str
-    dtype: str = attrs.field(default="auto", validator=in_(("auto", *DTYPES)))
+    dtype: str = attrs.field(default="auto", validator=in_(("auto", *DTYPE_NAMES)))
     device: str = "auto"
     lean: bool = True
     compile: bool = False
@@ -68,7 +71,7 @@ class Part:
     options: Any
     ready: bool = False
 
-    def build(self, context: BuildContext) -> Any:
+    def build(self, context: "BuildContext") -> Any:
         """Makes the component, unless it was given."""
         return self.options if self.ready else self.component.from_options(self.options, context)
 
@@ -106,16 +109,8 @@ class Recipe:
             RecipeError: Listing every fault.
         """
         written, given = _opened(name, registry, overrides or {})
-        if "train" in written.tables:
-            raise RecipeError(
-                f"{written.name}: this recipe trains a drafter (treeflash train); expected one that decodes, "
-                "like the one that such a run leaves beside the drafter"
-            )
         faults: list[str] = []
-        tables = sort_tables(merge(DEFAULTS, written.tables), _TABLES, faults)
-        target = structure(tables.get("target", {}), TargetOptions, "target", faults)
-        if "drafter" not in written.tables and "drafter" not in given:
-            faults.append('[drafter]: expected a table with a key use (use = "none" decodes plainly)')
+        tables, target = _outline(written, given, faults)
         others = len(faults)
         used = _components(tables, given, registry, faults)
         if "drafter" in used and len(faults) == others:
@@ -135,7 +130,27 @@ class Recipe:
             raise RecipeError(bullet_list(written.name, faults))
         return cls(written.path, written.name, target, parts)
 
-    def build(self, registry: Registry, target: Target | None = None) -> Decoder:
+    @staticmethod
+    def check_outline(
+        name: str | Path, registry: Registry, overrides: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        """Checks as much of a recipe as needs no component, which takes seconds to import.
+
+        Args:
+            name: A recipe's name, or the path of a TOML file.
+            registry: What is installed.
+            overrides: Tables laid over the file's.
+
+        Raises:
+            UnknownNameError: When there is no such recipe.
+            RecipeError: Listing every fault of its tables, and of `[target]`.
+        """
+        written, faults = open_tables(name, registry, overrides), list[str]()
+        _outline(written, (), faults)
+        if faults:
+            raise RecipeError(bullet_list(written.name, faults))
+
+    def build(self, registry: Registry, target: "Target | None" = None) -> "Decoder":
         """Loads the models and puts the parts together.
 
         Args:
@@ -149,6 +164,9 @@ class Recipe:
             TreeflashError: When a model or checkpoint is not to be had or does not fit; the message
                 names the recipe.
         """
+        from treeflash.engine import Decoder
+        from treeflash.interfaces import BuildContext
+
         with blamed_on(self.name):
             target = self.load_target(registry) if target is None else target
             checkpoint = getattr(self.parts["drafter"].options, "checkpoint", None)
@@ -163,7 +181,7 @@ class Recipe:
                 components[kind] = part.build(context)
             return Decoder(target, **components)
 
-    def load_target(self, registry: Registry) -> Target:
+    def load_target(self, registry: Registry) -> "Target":
         """Loads the target alone.
 
         Args:
@@ -178,7 +196,7 @@ class Recipe:
         return open_target(self.target, registry)
 
 
-def open_target(options: TargetOptions, registry: Registry) -> HuggingFaceTarget:
+def open_target(options: TargetOptions, registry: Registry) -> "HuggingFaceTarget":
     """Loads the target that a recipe names.
 
     Args:
@@ -191,6 +209,8 @@ def open_target(options: TargetOptions, registry: Registry) -> HuggingFaceTarget
     Raises:
         TreeflashError: When it is not to be had or cannot be verified in trees.
     """
+    from treeflash.target import load_target
+
     place = find_model(options.model, registry, "target.model")
     return load_target(
         place, dtype=options.dtype, device=options.device, lean=options.lean, compiled=options.compile
@@ -221,7 +241,7 @@ def find_model(name: str, registry: Registry, key: str) -> str | Path:
     return folder or name
 
 
-def load(name: str | Path, **overrides: Any) -> Decoder:
+def load(name: str | Path, **overrides: Any) -> "Decoder":
     """Builds the decoder of a recipe.
 
     Args:
@@ -253,6 +273,22 @@ def _opened(
     return attrs.evolve(written, overridden=[*written.overridden, *given]), given
 
 
+def _outline(
+    written: Written, given: Collection[str], faults: list[str]
+) -> tuple[dict[str, Mapping[str, Any]], TargetOptions | None]:
+    """A recipe's tables, but for parts that are given, and what it says of the target if that is right."""
+    if "train" in written.tables:
+        raise RecipeError(
+            f"{written.name}: this recipe trains a drafter (treeflash train); expected one that decodes, "
+            "like the one that such a run leaves beside the drafter"
+        )
+    tables = sort_tables(merge(DEFAULTS, written.tables), _TABLES, faults)
+    target = structure(tables.get("target", {}), TargetOptions, "target", faults)
+    if "drafter" not in written.tables and "drafter" not in given:
+        faults.append('[drafter]: expected a table with a key use (use = "none" decodes plainly)')
+    return tables, target
+
+
 def _components(
     tables: Mapping[str, Mapping[str, Any]],
     given: Mapping[str, Any],
@@ -260,6 +296,8 @@ def _components(
     faults: list[str],
 ) -> dict[str, Any]:
     """The classes that the tables use, as far as they are known; parts that are none are left out."""
+    from treeflash.interfaces import INTERFACES
+
     used: dict[str, Any] = {}
     for kind in KINDS:
         if kind in given:
@@ -285,6 +323,8 @@ def _components(
 
 def _misfits(used: Mapping[str, Any], names: Mapping[str, str], registry: Registry) -> list[str]:
     """Why the parts cannot stand behind one another, and what could stand where one is missing."""
+    from treeflash.engine.decoder import misfits
+
     return [
         f"{kind}.use: {fault}{'' if kind in used else nearest('', registry.components[kind])}"
         for kind, fault in misfits(used, names).items()

@@ -9,9 +9,7 @@ from attrs.validators import deep_iterable
 from torch import Tensor
 
 from treeflash.errors import InputError
-
-# The generator is keyed with words of 64 bits.
-MAX_SEED = 2**64 - 1
+from treeflash.ranges import MAX_SEED
 
 
 def _finite(instance: object, attribute: "attrs.Attribute[float]", value: float) -> None:

@@ -189,7 +189,10 @@ MISTAKES = {
         ["tiny-ddtree", "-o", "selector.budgt=3"],
         r".*: selector\.budgt: unknown key; did .*",
     ),
-    "no dtype": (["tiny-plain", "--dtype", "int8"], r".*: target.dtype: expected auto, .*, found 'int8'"),
+    "no dtype": (
+        ["tiny-plain", "-o", "target.dtype=int8"],
+        r".*: target.dtype: expected auto, .*, found 'int8'",
+    ),
     "no target": (
         ["tiny-plain", "-o", "target.model=nowhere"],
         r".*no folder, hub name or target .*'nowhere'.*",

@@ -44,7 +44,10 @@ MISTAKES = {
     "malformed override": (["tiny-treeflash", PROMPT, "-o", "budget=3"], ["expected table.key=value"]),
     "empty prompt": (["tiny-treeflash", ""], ["prompt is empty"]),
     "empty raw prompt": (["tiny-treeflash", "", "--raw"], ["prompt is empty"]),
-    "bad dtype": (["tiny-treeflash", PROMPT, "--dtype", "int8"], ["dtype", "float32", "found 'int8'"]),
+    "bad dtype": (
+        ["tiny-treeflash", PROMPT, "-o", "target.dtype=int8"],
+        ["dtype", "float32", "found 'int8'"],
+    ),
     "bad device": (["tiny-treeflash", PROMPT, "-o", "target.device=abacus"], ["device", "'abacus'"]),
     "missing checkpoint": (
         ["tiny-treeflash", PROMPT, "-o", "drafter.checkpoint=nowhere"],
@@ -63,7 +66,7 @@ USAGE = {
     "no new tokens": ["tiny-plain", PROMPT, "--max-new-tokens", "0"],
     "seed no integer": ["tiny-plain", PROMPT, "--seed", "x"],
     "negative seed": ["tiny-plain", PROMPT, "--seed", "-1"],
-    "no prompt": ["tiny-plain"],
+    "dtype no choice": ["tiny-plain", PROMPT, "--dtype", "int8"],
     "unknown option": ["tiny-plain", PROMPT, "--budget", "3"],
 }
 

@@ -180,7 +180,7 @@ def test_another_component_by_override():
 
 
 def test_an_override_wins_over_its_shorthand():
-    report("tiny-plain", PROMPT, "--dtype", "nonsense", "-o", "target.dtype=float64", "--max-new-tokens", "2")
+    report("tiny-plain", PROMPT, "--dtype", "float16", "-o", "target.dtype=float64", "--max-new-tokens", "2")
 
 
 def test_raw_leaves_the_template_out(plain):

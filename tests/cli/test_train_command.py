@@ -75,11 +75,11 @@ MISTAKES = {
     ),
     "malformed override": (["tiny-train", "--data", "{there}", "-o", "steps"], "expected table.key=value"),
     "bad device": (
-        ["tiny-train", "--data", "{there}", "-o", "target.device=abacus"],
+        ["tiny-train", "--data", "{there}/begun", "-o", "target.device=abacus"],
         "abacus",
     ),
     "missing target": (
-        ["tiny-train", "--data", "{there}", "-o", "target.model=nowhere"],
+        ["tiny-train", "--data", "{there}/begun", "-o", "target.model=nowhere"],
         "no folder, hub name or target is called 'nowhere'",
     ),
 }
@@ -88,6 +88,8 @@ MISTAKES = {
 @pytest.mark.parametrize("case", MISTAKES)
 def test_mistake(case, command, tmp_path):
     (tmp_path / "file").write_text("text")
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "dataset.json").write_text("{}")
     words, fault = MISTAKES[case]
     words = [word.format(there=tmp_path) for word in words]
     status, out, err = command("train", *words, "--out", tmp_path / "run")

@@ -396,7 +396,7 @@ def test_the_command(command, data, tmp_path):
         (["--budgets", "4,"], "each from 1 to 4096, found '4,'"),
         (["--budgets", "5000"], "each from 1 to 4096, found '5000'"),
         (["--paths", "3"], "--paths: expected an even number, found 3"),
-        (["--split", "held"], "is not one of 'heldout', 'train', 'all'"),
+        (["--split", "held"], "expected heldout, train or all, found"),
     ],
 )
 def test_mistakes(words, fault, command, data, tmp_path):

@@ -362,7 +362,7 @@ def test_arms(text, name, recipe, overrides):
     ("arms", "kind", "fault"),
     [
         (["a=tiny-plain", "a=tiny-ddtree"], InputError, "names of their own, found a twice"),
-        (["plain=tiny-plain"], InputError, "names of their own, found plain twice"),
+        (["plain=tiny-plain"], InputError, "the name is that of plain decoding"),
         (["tiny-plain,budget"], LookupError, "no recipe is called 'tiny-plain,budget'"),
         (["tiny-ddtree,selector.bugdet=3"], RecipeError, "did you mean 'budget'"),
         (

@@ -1,12 +1,14 @@
 """The command line; each command in a file of its own."""
 
 import importlib
+import io
 import sys
 
 import click
 from click.shell_completion import CompletionItem
 
 from treeflash import __version__
+from treeflash.cli.suggestions import Group
 from treeflash.errors import TreeflashError
 
 # A command's file, by the command, and what it does.
@@ -25,7 +27,7 @@ _COMMANDS = {
 }
 
 
-class _Commands(click.Group):
+class _Commands(Group):
     """Commands that are imported when they are called: what they need takes seconds, and help does not."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -63,8 +65,18 @@ def commands() -> None:
 
 def main() -> None:
     """Runs a command; a user's mistake is one message and exit status 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What the console has no character for is shown by its number; the error stream does so already.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         commands()
     except TreeflashError as error:
         click.echo(f"treeflash: {error}", err=True)
+        sys.exit(2)
+    except OSError as error:
+        # Files are read and written where their errors are known. What is left is the output itself: a full
+        # disk, for instance. (Click ends silently when a pipe is closed.)
+        sys.stdout = io.StringIO()  # at the end Python would try to write the rest once more
+        place = "the output cannot be written" if error.filename is None else error.filename
+        click.echo(f"treeflash: {place}: {error.strerror or error}", err=True)
         sys.exit(2)

@@ -19,8 +19,10 @@ from treeflash.cli.options import (
     resumable,
 )
 from treeflash.errors import InputError
+from treeflash.evaluation.arms import ArmText, check_arms, open_arms
+from treeflash.evaluation.prompt_sets import open_set, same_names
 from treeflash.plugins import Registry
-from treeflash.sampling import MAX_SEED
+from treeflash.ranges import MAX_SEED
 
 if TYPE_CHECKING:
     from treeflash.evaluation.profile import Profile
@@ -85,21 +87,21 @@ def bench(
     by prompt. A measurement that was stopped goes on where it was; OUT/report.html shows it.
     """
     require_charts()
-    from treeflash.evaluation.arms import ArmText, open_arms
-    from treeflash.evaluation.bench import MANIFEST, Bench, BenchSettings
-    from treeflash.evaluation.profile import profiles, work_of, write_profiles
-    from treeflash.evaluation.prompt_sets import open_set, same_names
-    from treeflash.evaluation.report import Provenance, write_report
-    from treeflash.evaluation.summary import summarise
-    from treeflash.training.folders import read_manifest
-
+    registry, laid = Registry.load(), laid_over(overrides, dtype)
+    asked = [ArmText.parse(arm) for arm in arms]
+    check_arms(asked, registry, laid)
     fault = same_names(places)
     if fault is not None:
         raise InputError(f"--prompts: {fault}")
     sets = [open_set(place, limit=limit, draw=draw, reworded=not as_it_is) for place in places]
-    target, opened = open_arms(
-        [ArmText.parse(arm) for arm in arms], Registry.load(), laid_over(overrides, dtype)
-    )
+    # What takes seconds to import comes after all that can be refused without it.
+    from treeflash.evaluation.bench import MANIFEST, Bench, BenchSettings
+    from treeflash.evaluation.profile import profiles, work_of, write_profiles
+    from treeflash.evaluation.report import Provenance, write_report
+    from treeflash.evaluation.summary import summarise
+    from treeflash.training.folders import read_manifest
+
+    target, opened = open_arms(asked, registry, laid)
     # On a CPU stages are timed always.
     timed = time_stages or (profiled and target.device.type != "cpu")
     settings = BenchSettings(max_new_tokens, temperature, seed, timed)

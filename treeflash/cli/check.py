@@ -1,17 +1,18 @@
 """`treeflash check`: whether a recipe would decode here, and what it would take."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from torch import nn
 
 from treeflash.cli.options import dtype_option, laid_over, overrides_option, recipe_argument
-from treeflash.engine import Decoder
-from treeflash.layouts import is_laid_out
 from treeflash.plugins import Registry
 from treeflash.recipe import Recipe
-from treeflash.target import HuggingFaceTarget
-from treeflash.target.compiled import GRAPHS
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from treeflash.engine import Decoder
+    from treeflash.target import HuggingFaceTarget
 
 _TOKENS = 1024
 
@@ -27,14 +28,18 @@ def check(recipe: str, dtype: str | None, overrides: tuple[str, ...]) -> None:
     goes by what passes cost these are timed, once.
     """
     registry = Registry.load()
-    checked = Recipe.load(recipe, registry, laid_over(overrides, dtype))
+    laid = laid_over(overrides, dtype)
+    Recipe.check_outline(recipe, registry, laid)
+    checked = Recipe.load(recipe, registry, laid)
     decoder = checked.build(registry)
     click.echo(f"{checked.path}: fits")
     for line in (*_target(decoder), *_parts(decoder, checked)):
         click.echo(f"  {line}")
 
 
-def _target(decoder: Decoder) -> list[str]:
+def _target(decoder: "Decoder") -> list[str]:
+    from treeflash.target import HuggingFaceTarget
+
     target = decoder.target
     facts = target.fingerprint()
     lines = [
@@ -56,15 +61,22 @@ def _target(decoder: Decoder) -> list[str]:
     return lines
 
 
-def _copies(target: HuggingFaceTarget) -> int:
+def _copies(target: "HuggingFaceTarget") -> int:
     """Bytes of the weights that passes of our own lay out once more, each compiled graph again."""
+    from torch import nn
+
+    from treeflash.layouts import is_laid_out
+    from treeflash.target.compiled import GRAPHS
+
     maps = [part.weight for part in target.model.modules() if isinstance(part, nn.Linear)]
     layouts = int(target.lean is not None and is_laid_out(maps[0]))
     layouts += GRAPHS * (target.compiled is not None and target.device.type == "cpu")
     return layouts * sum(weight.nbytes for weight in maps)
 
 
-def _parts(decoder: Decoder, recipe: Recipe) -> list[str]:
+def _parts(decoder: "Decoder", recipe: Recipe) -> list[str]:
+    from torch import nn
+
     lines = []
     for kind, part in recipe.parts.items():
         built: Any = getattr(decoder, kind)
@@ -79,7 +91,7 @@ def _parts(decoder: Decoder, recipe: Recipe) -> list[str]:
     return lines
 
 
-def _bytes(module: nn.Module) -> int:
+def _bytes(module: "nn.Module") -> int:
     return sum(weight.numel() * weight.element_size() for weight in module.parameters())
 
 

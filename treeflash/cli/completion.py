@@ -3,9 +3,11 @@
 import click
 from click.shell_completion import get_completion_class
 
+from treeflash.cli.suggestions import Choice
+
 
 @click.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", type=Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the completion script for SHELL.
 

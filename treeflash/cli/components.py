@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from treeflash.cli.suggestions import Choice
 from treeflash.describing import OptionRow, option_rows, summary
 from treeflash.plugins import Registry, claimed
 
@@ -20,7 +21,7 @@ _HEADINGS = {
 
 
 @click.command()
-@click.argument("kind", required=False, type=click.Choice([*_HEADINGS, "target"]))
+@click.argument("kind", required=False, type=Choice([*_HEADINGS, "target"]))
 def components(kind: str | None) -> None:
     """List the components that recipes can use: by KIND, or all.
 
@@ -28,10 +29,11 @@ def components(kind: str | None) -> None:
     what they mean.
     """
     registry = Registry.load()
+    found_by_kind = dict(registry.components)  # all, so that every failure is known
     for name, heading in _HEADINGS.items():
         if kind in (None, name):
             click.echo(click.style(heading, bold=True))
-            for key, found in sorted(registry.components[name].items()):
+            for key, found in sorted(found_by_kind[name].items()):
                 _show(key, found.value, found.origin, name, with_text=kind is not None)
             click.echo()
     if kind == "target" or (kind is None and registry.targets):

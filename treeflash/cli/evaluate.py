@@ -15,14 +15,15 @@ from treeflash.cli.options import (
     progress_bar,
     require_charts,
 )
-from treeflash.errors import blamed_on
+from treeflash.cli.suggestions import Choice
+from treeflash.errors import InputError
+from treeflash.evaluation.arms import ArmText, check_arms, open_arms
 from treeflash.plugins import Registry
-from treeflash.sampling import MAX_SEED
+from treeflash.ranges import MAX_SEED, MOST_NODES
+from treeflash.training.answers import AnswerStore
 
 
 def _budgets(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
-    from treeflash.components.selectors.opt_tree import MOST_NODES  # not to print help
-
     try:
         found = tuple(int(part) for part in value.split(","))
     except ValueError:
@@ -42,7 +43,7 @@ def _budgets(context: click.Context, parameter: click.Parameter, value: str) -> 
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for results.")
 @click.option(
     "--split",
-    type=click.Choice(["heldout", "train", "all"]),
+    type=Choice(["heldout", "train", "all"]),
     default="heldout",
     show_default=True,
     help="Part of the answers to measure along.",
@@ -93,18 +94,21 @@ def evaluate(
     worth; and how sure drafts are against how right. An ARM is a recipe, or NAME=RECIPE,table.key=value,...
     """
     require_charts()
-    from treeflash.evaluation.arms import ArmText, open_arms
+    registry, laid = Registry.load(), laid_over(overrides, dtype)
+    asked = [ArmText.parse(arm) for arm in arms]
+    check_arms(asked, registry, laid)
+    if paths % 2:
+        raise InputError(f"--paths: expected an even number, found {paths}")
+    AnswerStore(data).manifest()  # refuses a folder that holds no answers
+    # What takes seconds to import comes after all that can be refused without it.
     from treeflash.evaluation.eval_report import write_page
     from treeflash.evaluation.evaluate import EvalSettings, write_results
     from treeflash.evaluation.evaluate import evaluate as measure
     from treeflash.training.folders import make_folder
 
     parts = {"heldout": "heldout", "train": "train", "all": None}
-    with blamed_on("--paths"):  # all else is checked already
-        settings = EvalSettings(parts[split], limit, anchors, paths, budgets, real, seed)  # type: ignore[arg-type]
-    target, opened = open_arms(
-        [ArmText.parse(arm) for arm in arms], Registry.load(), laid_over(overrides, dtype)
-    )
+    settings = EvalSettings(parts[split], limit, anchors, paths, budgets, real, seed)  # type: ignore[arg-type]
+    target, opened = open_arms(asked, registry, laid)
     make_folder(out)
     with progress_bar() as bar:
         task = bar.add_task("answers", total=limit, figures="")

@@ -2,21 +2,21 @@
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
 from treeflash.cli.options import dtype_option, laid_over, overrides_option, recipe_argument
-from treeflash.engine import Decoder, Emission, Generation
-from treeflash.engine.audit import LOSSY, MISMATCH, Audit, audited
-from treeflash.engine.stopping import STOP_TOKEN
 from treeflash.errors import InputError
 from treeflash.plugins import Registry
+from treeflash.ranges import MAX_SEED
 from treeflash.recipe import Recipe
-from treeflash.sampling import MAX_SEED
-from treeflash.target import HuggingFaceTarget
-from treeflash.target.text import TextCodec, TextStream
+
+if TYPE_CHECKING:
+    from treeflash.engine import Decoder, Emission, Generation
+    from treeflash.engine.audit import Audit
+    from treeflash.target.text import TextCodec
 
 
 @click.command()
@@ -57,7 +57,14 @@ def generate(
     registry = Registry.load()
     if recipe not in registry.recipes and prompt in registry.recipes:
         raise InputError(f"expected the recipe first and the prompt behind it, found {prompt!r} for a prompt")
-    checked = Recipe.load(recipe, registry, laid_over(overrides, dtype))
+    laid = laid_over(overrides, dtype)
+    Recipe.check_outline(recipe, registry, laid)
+    # What takes seconds to import comes after all that can be refused without it.
+    from treeflash.engine.audit import MISMATCH, audited
+    from treeflash.engine.stopping import STOP_TOKEN
+    from treeflash.target.text import TextStream
+
+    checked = Recipe.load(recipe, registry, laid)
     decoder = checked.build(registry)
     codec = _codec(decoder)
     stream = TextStream(codec)
@@ -71,7 +78,7 @@ def generate(
     def spell(token: int) -> str:
         return repr(codec.tokenizer.decode([token]))
 
-    def receive(emission: Emission) -> None:
+    def receive(emission: "Emission") -> None:
         stopped = emission.stop_reason == STOP_TOKEN
         show(stream.push(emission.token_ids[:-1] if stopped else emission.token_ids))
         if show_tree and emission.tree is not None:
@@ -102,7 +109,9 @@ def generate(
         sys.exit(1)
 
 
-def _verdict(found: Audit, decoder: Decoder) -> str:
+def _verdict(found: "Audit", decoder: "Decoder") -> str:
+    from treeflash.engine.audit import LOSSY
+
     if found.kind == LOSSY:
         return f"not compared: verifier {type(decoder.verifier).__name__} is lossy on purpose"
     if found.identical:
@@ -110,14 +119,16 @@ def _verdict(found: Audit, decoder: Decoder) -> str:
     return f"{found.kind} at new token {found.first_difference}"
 
 
-def _codec(decoder: Decoder) -> TextCodec:
+def _codec(decoder: "Decoder") -> "TextCodec":
+    from treeflash.target import HuggingFaceTarget
+
     target = decoder.target
     if not isinstance(target, HuggingFaceTarget):
         raise InputError(f"expected a Hugging Face model to read text with, found {type(target).__name__}")
     return target.require_text()
 
 
-def _report(result: Generation, text: str) -> dict[str, Any]:
+def _report(result: "Generation", text: str) -> dict[str, Any]:
     statistics = result.statistics
     return {
         "text": text,
@@ -132,7 +143,7 @@ def _report(result: Generation, text: str) -> dict[str, Any]:
     }
 
 
-def _summary(result: Generation) -> str:
+def _summary(result: "Generation") -> str:
     statistics = result.statistics
     return (
         f"[{result.new_tokens} tokens in {len(statistics.steps)} steps, "

@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import importlib.util
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,9 @@ from rich.progress import (
 )
 from rich.table import Column
 
+from treeflash.cli.suggestions import Choice
 from treeflash.errors import InputError
+from treeflash.ranges import DTYPE_NAMES
 from treeflash.recipe_tables import merge, parse_overrides
 
 
@@ -52,7 +55,9 @@ overrides_option = click.option(
     metavar="TABLE.KEY=VALUE",
     help="Override the recipe: selector.budget=31.",
 )
-dtype_option = click.option("--dtype", help="float32, bfloat16, ...: in place of the recipe's.")
+dtype_option = click.option(
+    "--dtype", type=Choice(("auto", *DTYPE_NAMES)), help="What to compute in, in place of the recipe's."
+)
 
 
 def laid_over(overrides: Sequence[str], dtype: str | None) -> dict[str, Any]:
@@ -104,7 +109,6 @@ def require_charts() -> None:
     Raises:
         InputError: When it cannot.
     """
-    try:
-        import matplotlib  # noqa: F401  # is drawn with at the end alone
-    except ImportError:
-        raise InputError("reports need more packages: pip install 'treeflash[eval]'") from None
+    # Looked for and not imported, which takes its time: it is drawn with at the end alone.
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError("reports need more packages: pip install 'treeflash[eval]'")

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from treeflash.cli.options import complete_recipe, overrides_option, recipe_argument
+from treeflash.cli.suggestions import Group
 from treeflash.describing import as_toml, option_rows
 from treeflash.errors import TreeflashError
 from treeflash.plugins import KINDS, Registry
@@ -26,7 +27,7 @@ from treeflash.recipe_tables import (
 )
 
 
-@click.group()
+@click.group(cls=Group)
 def recipes() -> None:
     """List recipes, show what one says, check that they are right."""
 

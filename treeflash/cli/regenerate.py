@@ -1,6 +1,7 @@
 """`treeflash regenerate`: training data, in the target's own words."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,11 +16,11 @@ from treeflash.cli.options import (
 from treeflash.errors import InputError
 from treeflash.plugins import Registry
 from treeflash.prompts import read_prompts
+from treeflash.ranges import MAX_SEED
 from treeflash.recipe import Recipe
-from treeflash.sampling import MAX_SEED
-from treeflash.target import HuggingFaceTarget
-from treeflash.training.regeneration import Progress, RegenerationSettings
-from treeflash.training.regeneration import regenerate as answer
+
+if TYPE_CHECKING:
+    from treeflash.training.regeneration import Progress
 
 
 @click.command()
@@ -61,7 +62,14 @@ def regenerate(
     """
     read = read_prompts(prompts, limit)
     registry = Registry.load()
-    checked = Recipe.load(recipe, registry, laid_over(overrides, dtype))
+    laid = laid_over(overrides, dtype)
+    Recipe.check_outline(recipe, registry, laid)
+    # What takes seconds to import comes after all that can be refused without it.
+    from treeflash.target import HuggingFaceTarget
+    from treeflash.training.regeneration import RegenerationSettings
+    from treeflash.training.regeneration import regenerate as answer
+
+    checked = Recipe.load(recipe, registry, laid)
     target = checked.load_target(registry)
     if not isinstance(target, HuggingFaceTarget):
         raise InputError(f"expected a Hugging Face model to regenerate with, found {type(target).__name__}")
@@ -69,7 +77,7 @@ def regenerate(
     with resumable(), progress_bar() as bar:
         task = bar.add_task("answers", total=None, figures="")
 
-        def show(progress: Progress) -> None:
+        def show(progress: "Progress") -> None:
             elapsed = bar.tasks[task].elapsed or 1.0
             speed = f"{progress.tokens / elapsed:.0f} tokens/s"
             bar.update(task, completed=progress.rows, total=progress.total_rows, figures=speed)

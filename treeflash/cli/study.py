@@ -6,6 +6,7 @@ import click
 
 from treeflash.cli.options import complete_study, progress_bar, require_charts, resumable
 from treeflash.errors import TrainingError
+from treeflash.evaluation.study_plan import StudyPlan
 from treeflash.plugins import Registry
 
 
@@ -31,16 +32,15 @@ def study(study: str, prompts: Path, out: Path, only: tuple[str, ...]) -> None:
     along the answers held out. Whatever is there already is gone on with; OUT/report.html has everything.
     """
     require_charts()
-    try:
-        from treeflash.evaluation.study import REPORT, Study
-        from treeflash.evaluation.study_plan import StudyPlan
-    except ImportError as error:
-        raise TrainingError(f"studies need more packages ({error}): pip install 'treeflash[eval]'") from None
-
     registry = Registry.load()
     plan = StudyPlan.load(study, registry)
     if only:
         plan = plan.only(only)
+    try:
+        from treeflash.evaluation.study import REPORT, Study
+    except ImportError as error:
+        raise TrainingError(f"studies need more packages ({error}): pip install 'treeflash[eval]'") from None
+
     with resumable(), progress_bar() as bar:
         task = bar.add_task("study", total=None, figures="")
 

@@ -10,6 +10,8 @@ from treeflash.cli.options import overrides_option, progress_bar, recipe_argumen
 from treeflash.errors import TrainingError
 from treeflash.plugins import Registry
 from treeflash.recipe_tables import parse_overrides
+from treeflash.training.answers import AnswerStore
+from treeflash.training.training_recipe import TrainingRecipe
 
 
 @click.command()
@@ -30,17 +32,20 @@ def train(recipe: str, folders: tuple[Path, ...], out: Path, overrides: tuple[st
     A run that was stopped goes on from its last checkpoint when started again with the same settings, and
     ends with the same weights. The drafter is written to OUT/drafter, with a recipe that decodes with it.
     """
+    registry, over = Registry.load(), parse_overrides(overrides)
+    TrainingRecipe.check_outline(recipe, registry, over)
+    for folder in folders:
+        AnswerStore(folder).manifest()  # refuses a folder that holds no answers
+    # What takes seconds to import comes after all that can be refused without it.
     try:
         from treeflash.training import session
         from treeflash.training.trainer import Progress
-        from treeflash.training.training_recipe import TrainingRecipe
     except ImportError as error:
         raise TrainingError(
             f"training needs more packages ({error}): pip install 'treeflash[train]'"
         ) from None
 
-    registry = Registry.load()
-    checked = TrainingRecipe.load(recipe, registry, parse_overrides(overrides))
+    checked = TrainingRecipe.load(recipe, registry, over)
     speaks = os.environ.get("RANK", "0") == "0"  # of several processes, one
     with resumable(), progress_bar(quiet=not speaks) as bar:
         task = bar.add_task("preparing", total=None, figures="")

@@ -4,18 +4,19 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from treeflash.engine import Decoder
 from treeflash.errors import InputError, RecipeError, blamed_on
-from treeflash.evaluation.weights import weights_of
 from treeflash.json_files import parse_json
 from treeflash.plugins import KINDS, Registry
 from treeflash.recipe import Recipe
 from treeflash.recipe_tables import merge, parse_overrides
-from treeflash.target import HuggingFaceTarget
+
+if TYPE_CHECKING:
+    from treeflash.engine import Decoder
+    from treeflash.target import HuggingFaceTarget
 
 PLAIN = "plain"
 # A comma begins another override only where a key follows, so that lists may hold some.
@@ -36,7 +37,7 @@ class Arm:
 
     name: str
     recipe: Recipe | None
-    decoder: Decoder
+    decoder: "Decoder"
     weights: Mapping[str, str] = attrs.field(factory=dict)
 
 
@@ -73,9 +74,33 @@ class ArmText:
             raise RecipeError(f"arm {text}: {error}") from None
 
 
+def check_arms(asked: Sequence[ArmText], registry: Registry, overrides: Mapping[str, Any]) -> None:
+    """Checks as much of arms as needs no component, which takes seconds to import.
+
+    Args:
+        asked: The arms.
+        registry: What is installed.
+        overrides: What is laid over all recipes.
+
+    Raises:
+        TreeflashError: When a recipe's outline is at fault, or two arms have one name.
+    """
+    names = [arm.name for arm in asked]
+    if PLAIN in names:
+        raise InputError(
+            f"arm {PLAIN}: the name is that of plain decoding, which is measured in any case; "
+            "expected another: NAME=RECIPE,..."
+        )
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(f"arms need names of their own, found {', '.join(twice)} twice: NAME=RECIPE,...")
+    for arm in asked:
+        Recipe.check_outline(arm.recipe, registry, merge(overrides, arm.overrides))
+
+
 def open_arms(
     asked: Sequence[ArmText], registry: Registry, overrides: Mapping[str, Any]
-) -> tuple[HuggingFaceTarget, list[Arm]]:
+) -> "tuple[HuggingFaceTarget, list[Arm]]":
     """Loads one target and builds all arms on it, plain decoding first.
 
     Args:
@@ -89,10 +114,11 @@ def open_arms(
     Raises:
         TreeflashError: When a recipe is at fault, two arms have one name, or their targets differ.
     """
-    names = [PLAIN, *(arm.name for arm in asked)]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InputError(f"arms need names of their own, found {', '.join(twice)} twice: NAME=RECIPE,...")
+    check_arms(asked, registry, overrides)
+    from treeflash.engine import Decoder
+    from treeflash.evaluation.weights import weights_of
+    from treeflash.target import HuggingFaceTarget
+
     recipes = [Recipe.load(arm.recipe, registry, merge(overrides, arm.overrides)) for arm in asked]
     first = recipes[0]
     for recipe, arm in zip(recipes, asked, strict=True):
@@ -112,7 +138,7 @@ def open_arms(
     return target, arms
 
 
-def measured(target: HuggingFaceTarget, arms: Sequence[Arm]) -> dict[str, Any]:
+def measured(target: "HuggingFaceTarget", arms: Sequence[Arm]) -> dict[str, Any]:
     """What is measured, as JSON has it: with anything else in its place, figures would be others.
 
     Args:

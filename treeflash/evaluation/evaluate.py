@@ -11,34 +11,19 @@ import torch
 from torch import Tensor
 
 from treeflash.engine.step import proposed
-from treeflash.errors import InputError
 from treeflash.evaluation.arms import PLAIN, Arm, refuse_lossy
 from treeflash.evaluation.depths import DepthMeasure, distributions
 from treeflash.evaluation.marginal import true_marginal
 from treeflash.evaluation.simulation import Simulation, Tally
 from treeflash.evaluation.texts import Text, conditionals, read_texts
 from treeflash.files import write_atomically
+from treeflash.ranges import even
 from treeflash.target import HuggingFaceTarget
 from treeflash.training.answers import Split
 from treeflash.types import BlockDraft, Limits
 
 RESULTS = "eval.json"
 MARGINAL = "true marginal"
-
-
-def even(instance: object, field: "attrs.Attribute[int]", value: int) -> None:
-    """Refuses a number of paths that two halves cannot be made of, as attrs' validators do.
-
-    Args:
-        instance: Not looked at.
-        field: Not looked at.
-        value: The number.
-
-    Raises:
-        InputError: When it is odd.
-    """
-    if value % 2:
-        raise InputError(f"expected an even number, found {value}")
 
 
 @attrs.frozen

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import torch
 
 from treeflash.errors import InputError, first_line, nearest
 from treeflash.prompts import Prompt, prompts_of, read_rows
@@ -93,6 +92,8 @@ class PromptSet:
         if not prompts:
             raise InputError(f"{name} ({source}): expected prompts, found none")
         if draw is not None:
+            import torch  # for this alone: a set that cannot be read is reported without waiting for it
+
             generator = torch.Generator().manual_seed(draw)
             prompts = [prompts[index] for index in torch.randperm(len(prompts), generator=generator).tolist()]
         return cls(name, source, tuple(prompts[:limit]))

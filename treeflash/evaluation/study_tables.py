@@ -5,9 +5,7 @@ from typing import Any
 import attrs
 from attrs.validators import and_, deep_iterable, ge, le, optional
 
-from treeflash.components.selectors.opt_tree import MOST_NODES
-from treeflash.evaluation.evaluate import even
-from treeflash.sampling import MAX_SEED
+from treeflash.ranges import MAX_SEED, MOST_NODES, even
 
 _AT_LEAST_ONE = optional(ge(1))
 

@@ -15,18 +15,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from treeflash.errors import InputError, UnsupportedTargetError, first_line
+from treeflash.ranges import DTYPE_NAMES
 from treeflash.target.compiled import CompiledDecoder
 from treeflash.target.hugging_face import HuggingFaceTarget
 from treeflash.target.lean import LeanDecoder
 from treeflash.target.probe import probe
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
-DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 
 def wrap_model(

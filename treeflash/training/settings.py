@@ -3,7 +3,7 @@
 import attrs
 from attrs.validators import and_, ge, gt, in_, le, lt
 
-from treeflash.sampling import MAX_SEED
+from treeflash.ranges import MAX_SEED
 
 COMPUTE, CACHE = "compute", "cache"
 FLOAT32, BFLOAT16 = "float32", "bfloat16"

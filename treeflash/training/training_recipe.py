@@ -11,11 +11,10 @@ from typing import Any, Self
 
 import attrs
 
-from treeflash.engine.decoder import misfits
 from treeflash.errors import RecipeError, bullet_list
 from treeflash.plugins import Registry
 from treeflash.recipe import TargetOptions
-from treeflash.recipe_tables import DEFAULT_USE, merge, open_tables, sort_tables, used_class
+from treeflash.recipe_tables import DEFAULT_USE, Written, merge, open_tables, sort_tables, used_class
 from treeflash.structuring import structure
 from treeflash.training.settings import DataSettings, LossSettings, OptimizerSettings, TrainSettings
 
@@ -77,18 +76,8 @@ class TrainingRecipe:
             UnknownNameError: When there is no such recipe.
             RecipeError: Listing every fault.
         """
-        written = open_tables(name, registry, overrides)
-        faults: list[str] = []
-        tables = sort_tables(merge(_DEFAULTS, written.tables), _TABLES, faults)
-        if "train" not in written.tables:
-            faults.append(
-                "[train]: expected a table with a key steps: this recipe decodes, it does not train"
-            )
-            tables["train"] = {"steps": 1}
-        found: dict[str, Any] = {
-            table: structure(tables.get(table, {}), settings, table, faults)
-            for table, settings in {"target": TargetOptions, **_SETTINGS}.items()
-        }
+        written, faults = open_tables(name, registry, overrides), list[str]()
+        tables, found = _outline(written, faults)
         trainable = used_class(tables, "drafter", "trainable", registry, faults)
         trainable_options = _options(tables, "drafter", getattr(trainable, "Options", None), faults)
         refiner, refiner_options = None, None
@@ -118,6 +107,26 @@ class TrainingRecipe:
             **found,
         )
 
+    @staticmethod
+    def check_outline(
+        name: str | Path, registry: Registry, overrides: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        """Checks as much of a training recipe as needs no component, which takes seconds to import.
+
+        Args:
+            name: A recipe's name, or the path of a TOML file.
+            registry: What is installed.
+            overrides: Tables laid over the file's.
+
+        Raises:
+            UnknownNameError: When there is no such recipe.
+            RecipeError: Listing every fault of its tables, and of those that name no component.
+        """
+        written, faults = open_tables(name, registry, overrides), list[str]()
+        _outline(written, faults)
+        if faults:
+            raise RecipeError(bullet_list(written.name, faults))
+
     def decoding_tables(self) -> dict[str, Any]:
         """The tables that say how the trained drafter is to decode."""
         said = {key: dict(self.tables[key]) for key in ("target", *_DECODING) if key in self.tables}
@@ -125,6 +134,18 @@ class TrainingRecipe:
         if ":" in used["drafter"]["use"]:  # the class that trains it: what it writes names the drafter
             del used["drafter"]
         return {**said, **used}
+
+
+def _outline(written: Written, faults: list[str]) -> tuple[dict[str, Mapping[str, Any]], dict[str, Any]]:
+    """A training recipe's tables, and the settings of those that name no component."""
+    tables = sort_tables(merge(_DEFAULTS, written.tables), _TABLES, faults)
+    if "train" not in written.tables:
+        faults.append("[train]: expected a table with a key steps: this recipe decodes, it does not train")
+        tables["train"] = {"steps": 1}
+    return tables, {
+        table: structure(tables.get(table, {}), settings, table, faults)
+        for table, settings in {"target": TargetOptions, **_SETTINGS}.items()
+    }
 
 
 @attrs.frozen
@@ -146,6 +167,8 @@ def _check_decoding(
         faults: Every fault is added here.
         used: The classes that are known already, by kind.
     """
+    from treeflash.engine.decoder import misfits  # and with it torch
+
     for kind in _DECODING:
         if kind in tables:
             part = used_class(tables, kind, kind, registry, faults)

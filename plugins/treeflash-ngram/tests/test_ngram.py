@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from treeflash_ngram import Ngram
+from treeflash_ngram.drafter import Ngram
 
 import treeflash
 from treeflash.components.selectors.chain import Chain

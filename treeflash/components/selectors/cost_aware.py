@@ -7,10 +7,11 @@ import attrs
 import torch
 from attrs.validators import and_, ge, le, optional
 
-from treeflash.components.selectors.opt_tree import MOST_NODES, OptTree
+from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.costs import PassCosts
 from treeflash.interfaces import BuildContext, Selector
 from treeflash.proposal import Proposal
+from treeflash.ranges import MOST_NODES
 from treeflash.statistics import StepRecord
 from treeflash.tree import TokenTree
 from treeflash.types import Limits

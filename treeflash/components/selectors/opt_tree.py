@@ -10,12 +10,10 @@ from torch import Tensor
 from treeflash.components.selectors import best_first
 from treeflash.interfaces import Selector
 from treeflash.proposal import Proposal, usable
+from treeflash.ranges import MOST_NODES
 from treeflash.statistics import StepRecord
 from treeflash.tree import TokenTree, trims
 from treeflash.types import Limits
-
-# A tree is read in one pass, under a mask that grows with the square of its size.
-MOST_NODES = 4096
 
 
 @attrs.frozen

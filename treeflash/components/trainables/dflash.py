@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from treeflash.checkpoints.shortlist import write_shortlist
 from treeflash.checkpoints.writing import write_checkpoint
 from treeflash.components.refiners.trained import Contexts, Lesson, TrainedRefiner
-from treeflash.components.selectors.opt_tree import MOST_NODES
 from treeflash.components.trainables.blocks import Blocks, draw_anchors, position_weights
 from treeflash.components.trainables.comparison import Answers, Comparison, measure
 from treeflash.components.trainables.dflash_start import DFlashSizes, Start, start_network, start_refiner
 from treeflash.components.trainables.on_policy import own_contexts
 from treeflash.errors import CompositionError
 from treeflash.packed_text import PackedText, ReadText
+from treeflash.ranges import MOST_NODES
 from treeflash.trainable import Simulation, Task, Trainable, TrainContext, TrainingTarget
 from treeflash.types import BlockDraft, DraftHead
 
@@ -184,9 +184,9 @@ class DFlashTrainable(Trainable):
             self.target,
             self.target.head(None, self.target.dtype),
             read.normed[rows[:, :-1]].flatten(0, 1),
-            read.text.token_ids[rows[:, 1:]],
+            read.text.token_ids[rows[:, 1:]].flatten(),
             lessons,
-            questions.blocks.left(),
+            questions.blocks.has_label(),
             self.comparison.columns,
         )
 
