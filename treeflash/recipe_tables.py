@@ -20,7 +20,8 @@ def find(name: str | Path, registry: Registry) -> Path:
     """Finds a recipe's file.
 
     Args:
-        name: A recipe's name, or the path of a TOML file.
+        name: A recipe's name, or the path of a TOML file. The ending may be left out of a path that no
+            recipe has for a name.
         registry: What is installed.
 
     Returns:
@@ -34,7 +35,8 @@ def find(name: str | Path, registry: Registry) -> Path:
         if not os.path.isfile(path):  # False for a name that no file can have, too
             raise UnknownNameError(f"no recipe file {path}")
         return path
-    return registry.recipe(name)
+    beside = Path(f"{name}.toml")
+    return beside if name not in registry.recipes and beside.is_file() else registry.recipe(name)
 
 
 @attrs.frozen
@@ -182,9 +184,9 @@ def read_layers(path: Path, registry: Registry, seen: tuple[Path, ...] = ()) -> 
         return [Layer(path, tables)]
     if not isinstance(base, str):
         raise RecipeError(f"{path}: extends: expected a recipe's name, found {base!r}")
-    name = str(path.parent / base) if base.endswith(".toml") else base
     try:
-        below = find(name, registry)
+        # Never a file of the working directory: what a recipe comes to does not depend on where one stands.
+        below = find(path.parent / base, registry) if base.endswith(".toml") else registry.recipe(base)
     except (UnknownNameError, PluginError) as error:
         raise RecipeError(f"{path}: extends: {error}") from None
     return [*read_layers(below, registry, (*seen, path)), Layer(path, tables)]

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 import treeflash
 from treeflash.cli import commands
 from treeflash.engine import Decoder
+from treeflash.errors import InputError
 from treeflash.target.text import TextStream
 
 RECIPES = ["tiny-plain", "tiny-dflash", "tiny-ddtree", "tiny-treeflash"]
@@ -192,6 +193,51 @@ def test_raw_leaves_the_template_out(plain):
     # What the template writes can be written by hand.
     templated = report("tiny-treeflash", f"<s>{PROMPT}", "--raw")
     assert templated["token_ids"] == report("tiny-treeflash", PROMPT)["token_ids"]
+
+
+@pytest.mark.parametrize("words", [["-"], [], ["-", "--raw"]])
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_a_prompt_from_standard_input_is_the_same_prompt(words, end):
+    settings = ["--json", "--max-new-tokens", "3"]
+    words = ["generate", "tiny-plain", *settings, *words]
+    result = CliRunner().invoke(commands, words, input=f"{PROMPT}{end}", catch_exceptions=False)
+    expected = report("tiny-plain", PROMPT, *settings, *words[-1:] * ("--raw" in words))
+    found = json.loads(result.stdout)
+    assert (found["token_ids"], found["prompt_tokens"]) == (expected["token_ids"], expected["prompt_tokens"])
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "fault"),
+    [
+        (["-"], b"", "standard input had none"),
+        ([], b"\n", "standard input had none"),
+        (["-"], b"\xff", "standard input: not UTF-8 (invalid start byte)"),
+        ([""], b"text", "the prompt is empty"),
+    ],
+)
+def test_standard_input_without_a_prompt_is_a_mistake(words, given, fault):
+    result = CliRunner().invoke(commands, ["generate", "tiny-plain", *words], input=given)
+    assert isinstance(result.exception, InputError)
+    assert fault in str(result.exception)
+
+
+def test_a_terminal_is_not_read_for_a_prompt(monkeypatch, command):
+    monkeypatch.setattr("sys.stdin", None)
+    status, out, err = command("generate", "tiny-plain")
+    assert (status, out) == (2, "")
+    assert "Missing argument 'PROMPT'" in err
+
+
+def test_a_recipe_beside_is_found_without_its_ending(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text('extends = "tiny-dflash"\n')
+    (tmp_path / "tiny-plain.toml").write_text("what an installed recipe is called, that is")
+    (tmp_path / "other.toml").write_text('extends = "mine"\n')
+    settings = [PROMPT, "--max-new-tokens", "3"]
+    assert report("mine", *settings)["token_ids"] == report("tiny-plain", *settings)["token_ids"]
+    # What a file extends does not depend on where it is used.
+    result = CliRunner().invoke(commands, ["generate", "other", PROMPT])
+    assert "extends: no recipe is called 'mine'" in str(result.exception)
 
 
 def test_a_single_token_needs_no_step():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @recipe_argument
-@click.argument("prompt")
+@click.argument("prompt", required=False)
 @click.option(
     "--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Where to stop."
 )
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; trees go to the error stream.")
 def generate(
     recipe: str,
-    prompt: str,
+    prompt: str | None,
     max_new_tokens: int,
     temperature: float,
     seed: int,
@@ -50,10 +50,12 @@ def generate(
 ) -> None:
     """Answer PROMPT with RECIPE, the name of a recipe or the path of one.
 
+    A PROMPT of - is read from standard input, and so is one that is left out where something is piped in; a
+    line break at its end is dropped.
+
     With --audit, a difference from plain decoding that is no near-tie gives exit status 1.
     """
-    if not prompt:
-        raise InputError("the prompt is empty: expected at least one character")
+    prompt = _prompt(prompt)
     registry = Registry.load()
     if recipe not in registry.recipes and prompt in registry.recipes:
         raise InputError(f"expected the recipe first and the prompt behind it, found {prompt!r} for a prompt")
@@ -107,6 +109,24 @@ def generate(
             click.echo(f"[audit: {_verdict(found, decoder)}]")
     if found is not None and found.kind == MISMATCH:
         sys.exit(1)
+
+
+def _prompt(given: str | None) -> str:
+    """What is asked, from the command line or from standard input."""
+    if given is None and (sys.stdin is None or sys.stdin.isatty()):
+        raise click.MissingParameter(param_hint="'PROMPT'", param_type="argument")
+    if given not in (None, "-"):
+        if not given:
+            raise InputError("the prompt is empty: expected at least one character")
+        return given
+    try:
+        prompt = sys.stdin.buffer.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input: not UTF-8 ({error.reason})") from None
+    prompt = prompt.removesuffix("\n").removesuffix("\r")
+    if not prompt:
+        raise InputError("the prompt is empty: expected at least one character, standard input had none")
+    return prompt
 
 
 def _verdict(found: "Audit", decoder: "Decoder") -> str:
