@@ -1,6 +1,7 @@
 """Models that cannot be verified in trees are refused, with the reason."""
 
 import inspect
+import warnings
 
 import pytest
 import torch
@@ -187,7 +188,7 @@ UNFAITHFUL = "does not follow the positions and masks"
         (counts_by_index, UNFAITHFUL),
         (sees_every_row_before, UNFAITHFUL),
         (sees_one_row_too_many, UNFAITHFUL),
-        (scales(float("nan")), "differ from those of its paths by nan"),
+        (scales(float("nan")), "logits of a tree are not finite, and those of its paths are"),
         (skips_a_layer, "layers keep no keys and values per position"),
         (fails_with_a_cache, "does not take a tree: NotImplementedError: no masks of four axes"),
     ],
@@ -227,6 +228,66 @@ def test_what_is_no_model_is_refused():
         wrap_model({"a": 1})
     with pytest.raises(UnsupportedTargetError, match="tokenizer or None, found 'gpt2'"):
         wrap_model(tiny_model("llama"), "gpt2")
+
+
+def test_logits_that_are_no_numbers_are_told_as_such(device):
+    """Before, as a model that does not follow its masks."""
+    for dtype, advice in [
+        (torch.float16, "not finite in float16: load it in bfloat16 or float32"),
+        (torch.bfloat16, "not finite in bfloat16: load it in float32"),
+        (torch.float32, "not finite in float32: check its weights for NaN and infinity"),
+    ]:
+        model = tiny_model("llama", dtype=dtype, device=device)
+        with torch.no_grad():
+            model.lm_head.weight[3, 0] = float("nan")
+        with pytest.raises(UnsupportedTargetError, match=advice):
+            wrap_model(model)
+
+
+class Compiled(torch.nn.Module):
+    """Holds a model as `torch.compile` does, which takes seconds to import."""
+
+    def __init__(self, model):
+        super().__init__()
+        self._orig_mod = model
+
+    def __getattr__(self, name):
+        return super().__getattr__(name) if name == "_orig_mod" else getattr(self._orig_mod, name)
+
+    def forward(self, *args, **kwargs):
+        return self._orig_mod(*args, **kwargs)
+
+
+def quantised(model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch moves its quantisation elsewhere
+        return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})
+
+
+def quantised_below_the_head(model):
+    model.model = quantised(model.model)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            Compiled,
+            "Compiled cannot be verified in trees: it is a wrapper around LlamaForCausalLM: wrap that "
+            "model, here model._orig_mod",
+        ),
+        (torch.nn.DataParallel, "wrapper around LlamaForCausalLM: wrap that model, here model.module"),
+        (lambda model: model.to("meta"), "21 of its weights are on the meta device"),
+        (quantised, r"torch quantised it: model.layers.0.self_attn.q_proj is a torch\.ao\.nn\.quantized"),
+        (quantised_below_the_head, "torch quantised it: model.layers.0.self_attn.q_proj"),
+        (lambda model: model.lm_head, "expected a Hugging Face causal language model, found a torch.nn"),
+    ],
+    ids=["compiled", "parallel", "meta", "quantised", "below the head", "layer"],
+)
+def test_what_is_no_model_to_read_is_refused_with_the_reason(change, message):
+    with pytest.raises(UnsupportedTargetError, match=message):
+        wrap_model(change(tiny_model("llama")))
 
 
 def test_a_model_without_a_head_is_refused():

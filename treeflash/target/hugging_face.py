@@ -18,6 +18,7 @@ from treeflash.target.config_facts import max_positions, rope_theta, stop_ids
 from treeflash.target.lean import LeanDecoder
 from treeflash.target.masks import additive_masks, layer_windows
 from treeflash.target.reading import Reading
+from treeflash.target.refusals import check_model
 from treeflash.target.taps import decoder_layers, tapped
 from treeflash.target.text import TextCodec
 from treeflash.target_interface import TargetFacts
@@ -60,6 +61,7 @@ class HuggingFaceTarget(Reading):
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any = None, *, attention: str = "sdpa") -> None:
+        check_model(model)
         config = model.config.get_text_config(decoder=True)
         self.model = model
         self.config: Any = config
@@ -75,8 +77,6 @@ class HuggingFaceTarget(Reading):
         self._decoder = model.get_decoder()
         if attention == "sdpa" and not getattr(self._decoder, "_supports_sdpa", True):
             raise UnsupportedTargetError("it has no SDPA path")
-        if model.get_output_embeddings() is None:
-            raise UnsupportedTargetError("it has no output head that gives logits")
         devices = {str(weight.device) for weight in model.parameters()}
         if len(devices) > 1:
             raise UnsupportedTargetError(

@@ -109,10 +109,24 @@ def _compare(found: Tensor, expected: Tensor, dtype: torch.dtype, tree: str = "a
     error, tolerance = difference(found, expected), largest_difference(dtype)
     if error <= tolerance:
         return None
+    if not expected.isfinite().all():
+        return f"its own forward gives logits that are not finite in {_spelled(dtype)}: {_advice(dtype)}"
+    if not found.isfinite().all():
+        return f"logits of {tree} are not finite, and those of its paths are"
     return (
         f"logits of {tree} differ from those of its paths by {error:.1e} of their spread, expected at most "
         f"{tolerance:.0e}: it does not follow the positions and masks it is given"
     )
+
+
+def _spelled(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _advice(dtype: torch.dtype) -> str:
+    """What to do about logits that are not finite."""
+    wider = {torch.float16: "bfloat16 or float32, whose range is wider", torch.bfloat16: "float32"}
+    return f"load it in {wider[dtype]}" if dtype in wider else "check its weights for NaN and infinity"
 
 
 def _plain(target: HuggingFaceTarget, path: list[int], positions: list[int] | None = None) -> Tensor:
