@@ -1,5 +1,6 @@
 """Where a text ends, wherever in a path that falls."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -147,8 +148,11 @@ def test_token_zero_in_a_tree(device):
         ([1.5], {}, "token ids must be integers"),
         ([1], {"max_new_tokens": 0}, "max_new_tokens must be an integer >= 1, found 0"),
         ([1], {"max_new_tokens": 8.0}, "max_new_tokens must be an integer >= 1, found 8.0"),
-        ([1], {"stop_ids": 2}, "stop_ids must be token ids, found 2"),
-        ([1], {"stop_ids": "2"}, "stop_ids must be token ids, found '2'"),
+        ([1], {"stop_ids": 2}, "stop_ids must be a list of token ids, found 2"),
+        ([1], {"stop_ids": "2"}, "stop_ids must be a list of token ids, found '2'"),
+        ([1], {"stop_ids": [2.0]}, r"stop_ids must be a list of token ids, found \[2.0\]"),
+        ([1], {"stop_ids": [True]}, r"stop_ids must be a list of token ids, found \[True\]"),
+        ([1], {"stop_ids": torch.tensor([2.0])}, "stop_ids must be a list of token ids, found tensor"),
         ([1], {"temperature": -1.0}, "temperature must be a finite number >= 0, found -1.0"),
         ([1], {"temperature": float("nan")}, "temperature must be a finite number >= 0, found nan"),
         ([1], {"seed": -3}, "seed must be"),
@@ -171,6 +175,34 @@ def test_bad_input_is_one_clear_error(tiny_target, prompt, settings, message):
     ],
 )
 def test_what_holds_no_token_ids(tiny_target, prompt, message):
+    with pytest.raises(InputError, match=message):
+        Decoder(tiny_target).generate(prompt)
+
+
+INTEGERS = ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_prompts_of_every_integer_dtype(tiny_target, dtype):
+    decoder = Decoder(tiny_target)
+    expected = decoder.generate(PROMPT, max_new_tokens=3).token_ids
+    for prompt in (np.array(PROMPT, dtype=dtype), torch.tensor(PROMPT).to(getattr(torch, dtype))):
+        assert decoder.generate(prompt, max_new_tokens=3).token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (np.array([1, 2**63 + 5], dtype="uint64"), r"token ids must be in 0..127, found 2\*\*63 or more"),
+        (np.array([1, 2**31], dtype="uint32"), "token ids must be in 0..127, found 2147483648"),
+        (torch.tensor([1 + 0j]), "token ids must be integers, found torch.complex64"),
+        (torch.tensor([True]), "token ids must be integers, found torch.bool"),
+        (torch.ones(3, dtype=torch.int64, device="meta"), "found one on the meta device"),
+        (torch.ones(3, dtype=torch.int64).to_sparse(), "found one of layout torch.sparse_coo"),
+    ],
+    ids=["uint64", "uint32", "complex", "bool", "meta", "sparse"],
+)
+def test_tensors_that_are_no_token_ids(tiny_target, prompt, message):
     with pytest.raises(InputError, match=message):
         Decoder(tiny_target).generate(prompt)
 

@@ -26,6 +26,17 @@ from treeflash.statistics import Statistics, StepRecord
 from treeflash.target_interface import Target
 from treeflash.types import DecodeState, Limits
 
+# Integers of every width; some have no arithmetic, and are read as int64.
+_INTEGERS = {
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+}
 # More than any selector asks for; what it makes of it sizes the cache.
 _UNLIMITED_NODES = 1 << 16
 
@@ -269,13 +280,19 @@ class Decoder:
             )
         if prompt.shape[1] == 0:
             raise InputError("the prompt is empty: expected at least one token to decode from")
-        if prompt.is_floating_point() or prompt.dtype == torch.bool:
+        if prompt.dtype not in _INTEGERS:
             raise InputError(f"token ids must be integers, found {prompt.dtype}")
+        if prompt.layout != torch.strided or prompt.is_meta:
+            found = "one on the meta device" if prompt.is_meta else f"one of layout {prompt.layout}"
+            raise InputError(f"token ids must be a dense tensor that stores numbers, found {found}")
+        if prompt.dtype == torch.uint64 and bool((prompt.view(torch.int64) < 0).any()):
+            raise InputError(f"token ids must be in 0..{self.target.vocab_size - 1}, found 2**63 or more")
+        prompt = prompt.to(torch.int64)
         lowest, highest = int(prompt.min()), int(prompt.max())
         if lowest < 0 or highest >= self.target.vocab_size:
-            found = lowest if lowest < 0 else highest
-            raise InputError(f"token ids must be in 0..{self.target.vocab_size - 1}, found {found}")
-        return prompt.to(device=self.target.device, dtype=torch.int64)
+            wrong = lowest if lowest < 0 else highest
+            raise InputError(f"token ids must be in 0..{self.target.vocab_size - 1}, found {wrong}")
+        return prompt.to(self.target.device)
 
     def _stop_rule(self, prompt: Tensor, max_new_tokens: int, stop_ids: Sequence[int] | None) -> StopRule:
         if not isinstance(max_new_tokens, Integral) or max_new_tokens < 1:
@@ -311,9 +328,12 @@ class Decoder:
 def _token_ids(stop_ids: Iterable[int]) -> list[int]:
     """Stop ids as numbers: elements of a tensor are equal to them, and not found among them."""
     try:
-        return [operator.index(token) for token in stop_ids]
+        found = list(stop_ids)
+        if not any(isinstance(token, bool) for token in found):
+            return [operator.index(token) for token in found]
     except TypeError:
-        raise InputError(f"stop_ids must be token ids, found {stop_ids!r}") from None
+        pass
+    raise InputError(f"stop_ids must be a list of token ids, found {stop_ids!r}")
 
 
 def misfits(used: Mapping[str, type[Any]], names: Mapping[str, str]) -> dict[str, str]:
