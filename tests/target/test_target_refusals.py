@@ -18,10 +18,12 @@ from transformers import (
     RecurrentGemmaConfig,
 )
 
+from treeflash.engine import Decoder
 from treeflash.errors import TreeflashError, UnsupportedTargetError
 from treeflash.target import HuggingFaceTarget, wrap_model
 from treeflash.target.probe import probe
 from treeflash.testing.families import tiny_model
+from treeflash.testing.reference import reference_text
 
 from .target_helpers import BROAD_PROMPT, row
 
@@ -242,6 +244,39 @@ def test_logits_that_are_no_numbers_are_told_as_such(device):
             model.lm_head.weight[3, 0] = float("nan")
         with pytest.raises(UnsupportedTargetError, match=advice):
             wrap_model(model)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3"])
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda model: model.double(), r"was float32 \[40, 32\] on cpu and is float64 \[40, 32\] on cpu"),
+        (lambda model: model.to(torch.bfloat16), r"is bfloat16 \[40, 32\] on cpu"),
+        (lambda model: model.to("meta"), r"is float32 \[40, 32\] on meta"),
+        (lambda model: model.resize_token_embeddings(48), r"is float32 \[48, 32\] on cpu"),
+    ],
+    ids=["double", "bfloat16", "meta", "resized"],
+)
+def test_a_model_cast_or_moved_since_it_was_wrapped(family, change, found):
+    """It would write another text, as its masks, caches and drafter are for what it was."""
+    model = tiny_model(family)
+    decoder = Decoder(wrap_model(model))
+    decoder.generate(BROAD_PROMPT, max_new_tokens=2)
+    change(model)
+    with pytest.raises(UnsupportedTargetError, match=f"has changed since it was wrapped: .*{found}; wrap it"):
+        decoder.generate(BROAD_PROMPT, max_new_tokens=2)
+
+
+def test_a_model_cast_back_is_read_again():
+    model = tiny_model("llama")
+    decoder = Decoder(wrap_model(model))
+    model.half().float()
+    found = decoder.generate(BROAD_PROMPT, max_new_tokens=12).token_ids
+    assert list(found) == reference_text(model, BROAD_PROMPT, 12)
+    # One layer is enough to be refused.
+    model.model.layers[1].mlp.double()
+    with pytest.raises(UnsupportedTargetError, match=r"model.layers.1.mlp.gate_proj.weight was float32"):
+        decoder.generate(BROAD_PROMPT, max_new_tokens=2)
 
 
 class Compiled(torch.nn.Module):

@@ -2,8 +2,8 @@
 
 import hashlib
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import attrs
@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treeflash.errors import InputError, UnsupportedTargetError
+from treeflash.target.borrowing import Loan
 from treeflash.target.cache import TreeCache
 from treeflash.target.compiled import CompiledDecoder
 from treeflash.target.config_facts import max_positions, rope_theta, stop_ids
@@ -54,6 +55,7 @@ class HuggingFaceTarget(Reading):
         lean: Reads prompts and trees in place of the model's own forward, when it is there.
         compiled: Reads in place of `lean`, when it is there.
         text_fault: Why no tokenizer could be loaded.
+        loan: What keeps other threads' passes apart, and the model as it was wrapped.
 
     Raises:
         UnsupportedTargetError: When the model's interface or layers rule trees out. `wrap_model`
@@ -71,10 +73,12 @@ class HuggingFaceTarget(Reading):
         self.lean: LeanDecoder | None = None
         self.compiled: CompiledDecoder | None = None
         self._aside: tuple[LeanDecoder | None, CompiledDecoder | None] = (None, None)
-        self.windows: dict[str, int | None] = layer_windows(config)
+        self._decoder = model.get_decoder()
+        self.loan = Loan(model, self._decoder, attention)
+        with self.loan.lock:  # another thread that checks the model narrows them meanwhile
+            self.windows: dict[str, int | None] = layer_windows(config)
         self._parameters = set(inspect.signature(model.forward).parameters)
         self._cache_name = _cache_name(self._parameters)
-        self._decoder = model.get_decoder()
         if attention == "sdpa" and not getattr(self._decoder, "_supports_sdpa", True):
             raise UnsupportedTargetError("it has no SDPA path")
         devices = {str(weight.device) for weight in model.parameters()}
@@ -109,15 +113,18 @@ class HuggingFaceTarget(Reading):
 
         Raises:
             InputError: For more than one sequence, or a layer the model does not have.
+            UnsupportedTargetError: When the model was cast, moved or resized since it was wrapped.
         """
         beyond = [layer for layer in tap_layers if not 0 <= layer < self.num_layers]
         if beyond:
             raise InputError(f"tap layers: expected 0..{self.num_layers - 1}, found {beyond}")
         if batch_size != 1:
             raise InputError(f"one sequence at a time is decoded; expected 1 row, found {batch_size}")
-        self._follow_changes()
-        if self.compiled is not None and self.compiled.outdated:
-            self.compiled.prepare(self._take_passes)
+        self.loan.check()
+        with self.loan.lock:  # another thread's pass hangs hooks into the model for a moment
+            self._follow_changes()
+            if self.compiled is not None and self.compiled.outdated:
+                self.compiled.prepare(self._take_passes)
         return TargetState(TreeCache(self.num_layers, capacity, batch_size), tuple(tap_layers))
 
     def _follow_changes(self) -> None:
@@ -178,10 +185,11 @@ class HuggingFaceTarget(Reading):
         """
         start = state.cache.length
         state.cache.reserve(tree.size - first, behind=first)
-        if tree.size == 1 and self._reader is not None and not any(self.windows.values()):
+        reader = self._reader
+        if tree.size == 1 and reader is not None and not any(self.windows.values()):
             # Plain decoding: a root sees all that is committed, which needs no mask.
             at = torch.full_like(tree.token_ids, start)
-            return self._read_leanly(self._reader, state, tree.token_ids, at, None, last_logits=False)
+            return self._read_leanly(reader, state, tree.token_ids, at, None, last_logits=False)
         # A node's position is that of its depth, wherever its row lies. Empty slots hold anything.
         is_node = tree.is_node
         positions = start + tree.depths.masked_fill(~is_node, 0)
@@ -223,7 +231,8 @@ class HuggingFaceTarget(Reading):
 
     def project(self, normed: Tensor) -> Tensor:
         """Applies the output head alone (see `Target.project`)."""
-        head = self.model.get_output_embeddings() if self.lean is None else self.lean.head
+        lean = self.lean
+        head = self.model.get_output_embeddings() if lean is None else lean.head
         out: Tensor = head(normed)
         return out
 
@@ -254,8 +263,9 @@ class HuggingFaceTarget(Reading):
     ) -> TargetOutput:
         """One pass with explicit positions and masks."""
         masks = additive_masks(self.windows, visible, queries, keys, self.dtype)
-        if self._reader is not None:
-            return self._read_leanly(self._reader, state, token_ids, queries, masks, last_logits=last_logits)
+        reader = self._reader
+        if reader is not None:
+            return self._read_leanly(reader, state, token_ids, queries, masks, last_logits=last_logits)
         inputs: dict[str, Any] = {
             "input_ids": token_ids,
             "position_ids": queries,
@@ -290,23 +300,9 @@ class HuggingFaceTarget(Reading):
         )
         return TargetOutput(logits[..., : self.vocab_size], taps)
 
-    @contextmanager
-    def borrowed(self) -> Iterator[None]:
-        """Switches the model to evaluation and to masked attention, and back at the end."""
-        config = self._decoder.config
-        attention = config._attn_implementation
-        training = [module for module in self.model.modules() if module.training]
-        try:
-            for module in training:
-                module.training = False
-            if attention != self.attention:
-                config._attn_implementation = self.attention
-            yield
-        finally:
-            for module in training:
-                module.training = True
-            if attention != self.attention:
-                config._attn_implementation = attention
+    def borrowed(self) -> AbstractContextManager[None]:
+        """Switches the model to evaluation and to masked attention for a pass, while other threads wait."""
+        return self.loan.borrowed()
 
 
 def _cache_name(parameters: set[str]) -> str:

@@ -31,7 +31,9 @@ def wrap_model(
     """Makes a target of a model after checking, on a tiny tree, that it can be verified in trees.
 
     Args:
-        model: The model, on its device in its dtype. It is borrowed for each pass and left as it was.
+        model: The model, on its device in its dtype. It is borrowed for each pass and left as it was. Threads
+            may share it: passes through its own forward wait for one another. Once it is cast, moved or
+            resized, texts are refused.
         tokenizer: Its tokenizer, for text; token ids do without.
         lean: Whether to read it by a pass of our own where its family is known (`treeflash.target.lean`);
             without, its own forward is called, hooks that are added to it later included.
@@ -60,10 +62,8 @@ def wrap_model(
         except UnsupportedTargetError as error:
             reason = str(error)
         if reason is None:
-            target.lean = LeanDecoder.of(model) if lean else None
-            if target.lean is not None:
-                # Made anew if it is right: whoever never decodes shall not hold the weights twice.
-                target.lean = LeanDecoder.of(model) if probe(target) is None else None
+            if lean:
+                _read_leanly(target)
             if compiled and target.lean is not None:
                 target.compiled = CompiledDecoder(target.lean)
             elif compiled:
@@ -73,6 +73,15 @@ def wrap_model(
         if reason not in reasons:
             reasons.append(reason)
     raise UnsupportedTargetError(f"{name} cannot be verified in trees: {'; '.join(reasons)}")
+
+
+def _read_leanly(target: HuggingFaceTarget) -> None:
+    """Sets the pass of our own, when the model's family is known and it gives what the model does."""
+    with target.loan.lock:  # hooks of another thread's pass would be taken for the owner's
+        target.lean = LeanDecoder.of(target.model)
+        if target.lean is not None:
+            # Made anew if it is right: whoever never decodes shall not hold the weights twice.
+            target.lean = LeanDecoder.of(target.model) if probe(target) is None else None
 
 
 def load_target(

@@ -29,6 +29,11 @@ def probe(target: HuggingFaceTarget) -> str | None:
     Returns:
         None when the logits agree; otherwise the reason not to use the target.
     """
+    with target.loan.lock:  # windows are the config's, which other threads' passes go by
+        return _probed(target)
+
+
+def _probed(target: HuggingFaceTarget) -> str | None:
     config = target.model.config.get_text_config(decoder=True)
     windows = target.windows
     if not any(windows.values()):
