@@ -8,7 +8,7 @@ import torch
 
 from treeflash.engine import Decoder, Emission
 from treeflash.engine.replay import Replay
-from treeflash.errors import InputError
+from treeflash.errors import InputError, UnsupportedTargetError
 from treeflash.evaluation import evaluate as evaluating
 from treeflash.evaluation.arms import ArmText, open_arms
 from treeflash.evaluation.depths import COVERS, DepthMeasure, distributions
@@ -53,6 +53,26 @@ def test_a_lossy_arm_is_refused(opened, data):
     lossy = attrs.evolve(arms[1], decoder=attrs.evolve(arms[1].decoder, verifier=Lenient()))
     with pytest.raises(InputError, match="arm tiny-ddtree: verifier Lenient is lossy on purpose"):
         evaluate(target, [arms[0], lossy], data, EvalSettings())
+
+
+def softer(model, arguments, output):
+    """Stands for a family that does something to its logits."""
+    output.logits = output.logits / 2
+    return output
+
+
+def test_a_target_is_refused_whose_logits_are_not_those_of_its_head(opened, data):
+    target, arms = opened
+    handle = target.model.register_forward_hook(softer)
+    try:
+        with pytest.raises(
+            UnsupportedTargetError, match="Qwen3ForCausalLM cannot be learned from or compared"
+        ):
+            evaluate(target, arms, data, EvalSettings(real=1))
+        # Steps alone need no distributions.
+        assert evaluate(target, arms[:1], data, EvalSettings())["texts"] > 0
+    finally:
+        handle.remove()
 
 
 @pytest.fixture

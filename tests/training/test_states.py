@@ -5,11 +5,10 @@ from collections import namedtuple
 import pytest
 import torch
 
-from treeflash.errors import InputError, UnsupportedTargetError
-from treeflash.target import load_target
+from treeflash.errors import InputError
 from treeflash.training import states as states_module
 from treeflash.training.corpus import Corpus, pack
-from treeflash.training.states import CachedStates, ComputedStates, check_labels
+from treeflash.training.states import CachedStates, ComputedStates
 
 TAPS = (0, 2)
 Usage = namedtuple("Usage", "total used free")
@@ -147,19 +146,3 @@ def test_a_folder_that_cannot_be(cached):
     cached.folder.write_text("a file")
     with pytest.raises(InputError, match="states: cannot be made"):
         list(cached.fill())
-
-
-def test_labels(models, corpus, monkeypatch):
-    target = load_target(models / "tiny-target", dtype="float32", device="cpu")
-    check_labels(target, corpus.train[0])
-    handle = target.model.register_forward_hook(_softer)
-    with pytest.raises(UnsupportedTargetError, match="Qwen3ForCausalLM cannot be learned from"):
-        check_labels(target, corpus.train[0])
-    handle.remove()
-    check_labels(target, corpus.train[0])
-
-
-def _softer(model, arguments, output):
-    """Stands for a family that does something to its logits."""
-    output.logits = output.logits / 2
-    return output

@@ -298,3 +298,20 @@ def test_a_drafter_that_drafts_less_than_was_simulated_is_told(run, tmp_path, mo
     run(tmp_path / "out", listener=Listener(say=said.append))
     assert said[-1].startswith("warning: along held-out texts the drafter emits")
     assert "simulated 5.80" in said[-1]
+
+
+def test_a_target_is_refused_whose_logits_are_not_those_of_its_head(run, tmp_path, monkeypatch):
+    def softer(model, arguments, output):
+        output.logits = output.logits / 2
+        return output
+
+    def opened(*given):
+        target = open_target(*given)
+        target.model.register_forward_hook(softer)
+        return target
+
+    open_target = session.open_target
+    monkeypatch.setattr(session, "open_target", opened)
+    with pytest.raises(TreeflashError, match="Qwen3ForCausalLM cannot be learned from or compared with"):
+        run(tmp_path / "out", train=FEW)
+    assert not (tmp_path / "out").exists()

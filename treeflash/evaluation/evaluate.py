@@ -19,6 +19,7 @@ from treeflash.evaluation.texts import Text, conditionals, read_texts
 from treeflash.files import write_atomically
 from treeflash.ranges import even
 from treeflash.target import HuggingFaceTarget
+from treeflash.target.own_logits import require_own_logits
 from treeflash.training.answers import Split
 from treeflash.types import BlockDraft, Limits
 
@@ -83,6 +84,7 @@ def evaluate(
 
     Raises:
         InputError: When the folder has no texts of this target, or an arm's verifier is lossy on purpose.
+        UnsupportedTargetError: When its distributions cannot be made of its hidden states.
     """
     refuse_lossy(arms)
     measures = [
@@ -96,8 +98,11 @@ def evaluate(
     marginal, noise = DepthMeasure(depth), torch.zeros(depth, dtype=torch.float64)
     texts = read_texts(folder, target, layers, split=settings.split, limit=settings.limit)
     generator = torch.Generator().manual_seed(settings.seed)
+    compares = bool(paths) or any(part.arm.decoder.drafter.drafts_blocks for part in measures)
     count = 0
     for number, text in enumerate(texts):
+        if compares and number == 0:
+            require_own_logits(target, text.token_ids)
         places = _anchors(text, settings.anchors)
         for part in measures:
             part.simulation.follow(target, text)

@@ -58,11 +58,27 @@ class Reading:
             logits: Tensor = self.model(**inputs).logits
         return logits[:, -1:, : self.vocab_size]
 
-    @torch.no_grad()
     def read(
         self, token_ids: Tensor, positions: Tensor, visible: Tensor, tap_layers: Sequence[int]
     ) -> Tensor:
         """Reads tokens in one pass without a cache (see `TrainingTarget.read`)."""
+        return self.read_with_logits(token_ids, positions, visible, tap_layers)[0]
+
+    @torch.no_grad()
+    def read_with_logits(
+        self, token_ids: Tensor, positions: Tensor, visible: Tensor, tap_layers: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Reads tokens in one pass without a cache, and takes the model's own logits of it.
+
+        Args:
+            token_ids: int64 `[n]`.
+            positions: int64 `[n]`.
+            visible: bool `[n, n]`: which tokens each may see.
+            tap_layers: Layers whose outputs are wanted, as in `start`.
+
+        Returns:
+            `[n, F]`, side by side, and the last token's logits `[1, V]`.
+        """
         where = positions[None]
         inputs: dict[str, Any] = {
             "input_ids": token_ids[None],
@@ -78,8 +94,8 @@ class Reading:
         # In the target's own precision, whatever the trainer around it computes in.
         plain = torch.autocast(self.device.type, enabled=False)
         with plain, self.borrowed(), tapped(self._decoder, layers) as outputs:
-            self.model(**inputs)
-        return torch.cat(outputs, dim=-1)[0]
+            logits: Tensor = self.model(**inputs).logits
+        return torch.cat(outputs, dim=-1)[0], logits[0, -1:, : self.vocab_size]
 
     def head(self, columns: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """The output head over some tokens (see `Target.head`)."""

@@ -16,6 +16,7 @@ from treeflash.errors import CompositionError, InputError, blamed_on
 from treeflash.places import locate
 from treeflash.plugins import Registry
 from treeflash.recipe import Recipe, open_target
+from treeflash.target.own_logits import require_own_logits
 from treeflash.trainable import Trainable, TrainContext, TrainingTarget
 from treeflash.training.checkpointing import Snapshots
 from treeflash.training.corpus import Corpus
@@ -29,7 +30,7 @@ from treeflash.training.plots import draw
 from treeflash.training.run_record import begin_run, digest, read_adjusted
 from treeflash.training.settings import CACHE
 from treeflash.training.shipping import RECIPE, ship
-from treeflash.training.states import CachedStates, ComputedStates, States, check_labels
+from treeflash.training.states import CachedStates, ComputedStates, States
 from treeflash.training.trainer import Progress, Trainer
 from treeflash.training.training_recipe import TrainingRecipe
 
@@ -84,7 +85,7 @@ def train(
     weights = target.digest()
     corpus = Corpus.read(folders, weights, recipe.data.length, recipe.data.heldout_texts)
     corpus.check_tokens(target.vocab_size)
-    check_labels(target, corpus.train[0])
+    require_own_logits(target, pack([corpus.train[0]], target.device).token_ids)
     size = recipe.loss_settings.shortlist
     columns = corpus.shortlist(size, target.vocab_size) if 0 < size < target.vocab_size else None
     with blamed_on(recipe.name):

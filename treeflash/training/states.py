@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from treeflash.errors import InputError, UnsupportedTargetError
+from treeflash.errors import InputError
 from treeflash.packed_text import PackedText, ReadText
 from treeflash.target import HuggingFaceTarget
 from treeflash.training.corpus import Text, pack, passes
@@ -179,26 +179,3 @@ class CachedStates:
 
     def _path(self, shard: int) -> Path:
         return self.folder / f"states-{shard:05d}.safetensors"
-
-
-def check_labels(target: HuggingFaceTarget, text: Text) -> None:
-    """Makes sure that the final normed states give the model's own logits.
-
-    Args:
-        target: The target.
-        text: Any text.
-
-    Raises:
-        UnsupportedTargetError: When the family does something between head and logits that is not known.
-    """
-    row = pack([Text(text.prompt_ids, text.answer_ids)], target.device)
-    ids = row.token_ids[:8]
-    states = target.read(ids, row.positions[:8], row.causal_visibility()[:8, :8], (target.num_layers - 1,))
-    mine = target.finish(target.head(None, target.dtype)(states[-1:]))
-    theirs = target.prefill(target.start(1, len(ids), ()), ids[None]).logits[0, -1:]
-    mine, theirs = (logits.float().log_softmax(dim=-1) for logits in (mine, theirs))
-    if not torch.allclose(mine, theirs, atol=0.05 if target.dtype.itemsize > 2 else 1.0):
-        raise UnsupportedTargetError(
-            f"{type(target.model).__name__} cannot be learned from: its logits are not those of its output "
-            "head over the final normed states"
-        )
