@@ -119,7 +119,8 @@ class Simulation:
         hits: float64 `[P]`: how many had their likeliest token written by the target.
         divergence: float64 `[P]`: total variation distances, summed.
         blocks: Blocks looked at, those that the end of a text cuts short among them.
-        emitted: Tokens that steps over these blocks would emit, drafting the likeliest token as a chain.
+        emitted: Tokens that steps over these blocks would emit, drafting the likeliest token as a chain: none
+            past the end of a text.
     """
 
     rows: Tensor

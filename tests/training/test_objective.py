@@ -6,9 +6,13 @@ import attrs
 import pytest
 import torch
 
+from treeflash.components.builders.marginal import Marginal
+from treeflash.components.builders.top_m import TopM
+from treeflash.components.drafters.dflash import DFlash
 from treeflash.components.losses.forward_kl import ForwardKl
 from treeflash.components.refiners.bilinear import Bilinear
 from treeflash.components.refiners.linear import Linear
+from treeflash.components.refiners.none import NoRefiner
 from treeflash.components.refiners.swiglu import SwiGlu
 from treeflash.components.refiners.trained import Lesson
 from treeflash.components.refiners.two_token import TwoToken
@@ -16,6 +20,7 @@ from treeflash.components.trainables.blocks import Blocks
 from treeflash.components.trainables.comparison import measure
 from treeflash.components.trainables.dflash import DFlashTrainable, DFlashTrainingOptions, Questions
 from treeflash.engine import Decoder
+from treeflash.engine.chains import chain_steps
 from treeflash.errors import CompositionError
 from treeflash.packed_text import PackedText
 from treeflash.places import locate
@@ -186,7 +191,8 @@ def test_simulation_counts_what_a_chain_would_accept(tiny_target):
                 distance[slot - 1] += float((p - logits.softmax(-1)).abs().sum() / 2)
                 still = still and hit
                 length += still
-            blocks, emitted = blocks + 1, emitted + length
+            # The target's own token comes after those accepted, if the text goes on.
+            blocks, emitted = blocks + 1, emitted + min(length, len(flat) - 1 - anchor)
         found = measured[name]
         assert found.rows.tolist() == rows
         assert found.hits.tolist() == hits
@@ -295,10 +301,10 @@ def test_measured_is_what_can_be_drafted(tiny_target):
     logits[0, [5, 7]] = torch.tensor([9.0, 8.0])
     logits[1, [7, 6]] = torch.tensor([9.0, 8.0])
     given = {"mine": Lesson((logits,), (), lambda head, rows: rows)}
-    wanted, valid = torch.zeros(2, tiny_target.hidden_size), torch.ones(1, 2, dtype=torch.bool)
+    wanted, left = torch.zeros(2, tiny_target.hidden_size), torch.tensor([2])
     head = tiny_target.head(None, torch.float32)
     for columns, hits in ((None, [0, 1]), (torch.tensor([6, 7]), [1, 1])):
-        found = measure(tiny_target, head, wanted, torch.tensor([7, 7]), given, valid, columns)["mine"]
+        found = measure(tiny_target, head, wanted, torch.tensor([[7, 7]]), given, left, columns)["mine"]
         assert found.hits.tolist() == hits
         own = (
             logits
@@ -329,3 +335,52 @@ def test_on_policy_trees_hold_listed_tokens_alone(tiny_target, monkeypatch):
     made(ask(made, row, [28, 33, 40]), row)
     assert seen[0].numel() > 0
     assert bool(torch.isin(seen[0], columns).all())
+
+
+def perfect(target, row):
+    """The distribution of a drafter that knows the text."""
+    labels = row.text.token_ids
+
+    def known(blocks):
+        ids = labels[blocks.rows()[:, 1:]].flatten()
+        sure = torch.full((len(ids), target.vocab_size), -30.0, device=ids.device)
+        return Lesson((sure.scatter(1, ids[:, None], 0.0),), (), lambda head, rows: rows)
+
+    return known
+
+
+@pytest.mark.parametrize(("tokens", "right"), [(1, 1.0), (2, 1.5), (3, 2.0), (5, 3.0), (12, 50 / 12)])
+def test_nothing_past_the_end_of_a_text_is_counted(tiny_target, tokens, right):
+    """A perfect drafter of 4 levels, from every place of an answer."""
+    made = trainable(tiny_target)
+    text = (PROMPT, answer(tiny_target, count=tokens))
+    row = read(made, [text])
+    anchors = range(len(PROMPT) - 1, len(PROMPT) + tokens - 1)
+    blocks = Blocks(row.text, list(anchors), 5)
+    rows = blocks.rows()
+    given = {"mine": perfect(tiny_target, row)(blocks)}
+    head, wanted = tiny_target.head(None, torch.float32), row.normed[rows[:, :-1]].flatten(0, 1)
+    labels = row.text.token_ids[rows[:, 1:]]
+    found = measure(tiny_target, head, wanted, labels, given, blocks.left())["mine"]
+    assert found.summary()["block_efficiency"] == pytest.approx(right, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", REFINERS)
+def test_simulation_emits_what_steps_decode(name, tiny_target, tmp_path):
+    """From every place of texts of several lengths, the drafter it wrote emits as much in a step, in all."""
+    made = trainable(tiny_target, REFINERS[name])
+    made.write(tmp_path)
+    drafter, kind = DFlash.from_checkpoint(tmp_path, tiny_target), REFINERS[name]
+    refined = None if kind is None else (TopM(), kind.from_checkpoint(tmp_path, tiny_target))
+    decoder = Decoder(tiny_target, drafter, *(refined or (Marginal(), NoRefiner())))
+    simulated, decoded = 0.0, 0
+    for count in (1, 2, 7, 8, 9, 30):
+        text = (PROMPT, answer(tiny_target, count=count))
+        row = read(made, [text])
+        ids = row.text.token_ids
+        places = list(range(len(PROMPT) - 1, len(ids) - 1))
+        *_, found = made.simulate(ask(made, row, places), row).values()
+        assert found.blocks == len(places)
+        simulated += found.emitted
+        decoded += sum(chain_steps(decoder, tiny_target, ids, places))
+    assert simulated == decoded

@@ -19,10 +19,10 @@ from treeflash.recipe import Recipe, open_target
 from treeflash.target.own_logits import require_own_logits
 from treeflash.trainable import Trainable, TrainContext, TrainingTarget
 from treeflash.training.checkpointing import Snapshots
-from treeflash.training.corpus import Corpus
+from treeflash.training.corpus import Corpus, pack
 from treeflash.training.decoding_check import TEXTS, check_decoding
 from treeflash.training.distribution import by_the_first, start_process
-from treeflash.training.draws import weights_generator
+from treeflash.training.draws import question_generator, weights_generator
 from treeflash.training.folders import begin
 from treeflash.training.measuring import HeldOut
 from treeflash.training.metrics import read_metrics
@@ -90,6 +90,7 @@ def train(
     columns = corpus.shortlist(size, target.vocab_size) if 0 < size < target.vocab_size else None
     with blamed_on(recipe.name):
         trainable = _start(recipe, target, corpus, columns)
+    _require_questions(trainable, corpus, folders)
     trained = sum(weight.numel() for weight in trainable.parameters() if weight.requires_grad)
     parameters = sum(weight.numel() for weight in trainable.parameters())
     snapshots = Snapshots.of_run(out)
@@ -156,6 +157,18 @@ def train(
     with TemporaryDirectory() as elsewhere:
         ship(trainable, Path(elsewhere) / "drafter", recipe.decoding_tables(), record)
     return out / "drafter" / RECIPE
+
+
+def _require_questions(trainable: Trainable, corpus: Corpus, folders: Sequence[Path]) -> None:
+    """Refuses texts along which the drafter asks nothing: too short, most likely."""
+    device = trainable.target.device
+    asked = (trainable.ask(pack([text], device), [question_generator(0, 0, 0)]) for text in corpus.train)
+    if not any(task.weight > 0 for task in asked):
+        raise InputError(
+            f"{', '.join(map(str, folders))}: nothing to learn from for {type(trainable).__name__}: none of "
+            f"the {len(corpus.train)} texts to train on is long enough; regenerate with a greater "
+            "--max-new-tokens"
+        )
 
 
 def _refuse_fewer(out: Path, done: int, wanted: int) -> None:

@@ -163,7 +163,8 @@ class Trainer:
         while run.step < self.train.steps:
             begin = time.perf_counter()
             loss, norm, asked = self._step(model, optimizer, self._passes(run.step), run.step)
-            wrong = run.watch.see(loss)
+            # Texts without a question, single tokens for instance, leave a step nothing to see.
+            wrong = run.watch.see(loss) if asked else None
             if wrong is None and not math.isfinite(norm):
                 wrong = f"the norm of the gradient is {norm}"
             if wrong is not None:
@@ -227,7 +228,8 @@ class Trainer:
         """One step of the optimizer over all passes of all processes.
 
         Returns:
-            The loss by weight, the gradient's norm and the positions asked for.
+            The loss by weight, the gradient's norm and the positions asked for; all 0 where nothing is
+            asked, and nothing is changed.
         """
         accelerator, device = self.accelerator, self.trainable.target.device
         sums = torch.tensor(
@@ -236,6 +238,8 @@ class Trainer:
             device=device,
         )
         weight, asked = summed(sums, accelerator).tolist()
+        if weight == 0:
+            return 0.0, 0.0, 0
         for group in optimizer.param_groups:
             group["lr"] = self._rate(step)
         optimizer.zero_grad()

@@ -9,10 +9,12 @@ from treeflash_eagle3.drafter import Eagle3
 
 import treeflash
 from treeflash.engine import Decoder
+from treeflash.errors import InputError
 from treeflash.plugins import Registry
 from treeflash.recipe_tables import merge
 from treeflash.training import session
 from treeflash.training.answers import AnswerRow, AnswerStore
+from treeflash.training.metrics import read_metrics
 from treeflash.training.session import Listener
 from treeflash.training.training_recipe import TrainingRecipe
 
@@ -45,7 +47,7 @@ def data(tiny_target, written, tmp_path_factory):
 
 @pytest.fixture
 def run(data):
-    def run(out, listener=None, **tables):
+    def run(out, listener=None, data=data, **tables):
         registry = Registry.load()
         small = {"target": {"device": "cpu"}, "data": {"batch_size": 1, "states": "compute"}}
         recipe = TrainingRecipe.load("tiny-eagle3-train", registry, merge(small, tables))
@@ -69,7 +71,7 @@ def test_learned_by_heart(run, written, tmp_path):
     assert len(measured["top1"]) == UNROLL
     assert min(measured["top1"]) > 0.98
     # A chain ends with the text, so that the last ones are short.
-    longest = sum(min(UNROLL + 1, 1 + left) for left in range(1, TOKENS + 1)) / TOKENS
+    longest = sum(min(UNROLL + 1, left) for left in range(1, TOKENS + 1)) / TOKENS
     assert measured["block_efficiency"] > 0.99 * longest
     # Where the target itself hesitates, a tree takes in both ways, and is less deep by that.
     for selector, least in (({"use": "opt-tree", "budget": 15, "beam": 10}, 0.85), ({"use": "chain"}, 0.95)):
@@ -115,3 +117,36 @@ def test_what_is_written_is_the_public_layout(run, files, written, tmp_path, tin
     drafter = treeflash.load(folder / "recipe.toml").drafter
     assert isinstance(drafter, Eagle3)
     assert (drafter.children, drafter.max_depth) == (4, UNROLL)
+
+
+def answers(folder, target, *texts):
+    """A data directory of texts to train on, and the last of them held out."""
+    store = AnswerStore(folder)
+    store.open({"target": target.digest(), "rows": len(texts) + 1})
+    splits = ["train"] * len(texts) + ["heldout"]
+    store.write(
+        0,
+        [
+            AnswerRow(f"{number:016x}", 0, split, prompt, answer, "", "max_new_tokens")
+            for number, (split, (prompt, answer)) in enumerate(zip(splits, [*texts, texts[-1]], strict=True))
+        ],
+    )
+    return folder
+
+
+def test_texts_too_short_to_learn_from_are_refused(run, tiny_target, tmp_path):
+    data = answers(tmp_path / "data", tiny_target, ([5], [6]), ([7], [8]))
+    with pytest.raises(
+        InputError, match=r"data: nothing to learn from for Eagle3Trainable: none of the 2 texts"
+    ):
+        run(tmp_path / "out", data=data, train={"steps": 2})
+    assert not (tmp_path / "out").exists()
+
+
+def test_steps_that_ask_nothing_change_nothing(run, written, tiny_target, tmp_path):
+    data = answers(tmp_path / "data", tiny_target, ([5], [6]), written)
+    run(tmp_path / "out", data=data, train={"steps": 4})
+    lines = [line for line in read_metrics(tmp_path / "out") if "loss" in line]
+    # A text a step, each once an epoch.
+    assert sorted(line["positions"] > 0 for line in lines) == [False, False, True, True]
+    assert all((line["loss"] > 0) == (line["positions"] > 0) for line in lines)

@@ -1,13 +1,17 @@
 """What is learned against a loop over positions that runs the head on explicit sequences."""
 
+from itertools import pairwise
+
 import pytest
 import torch
+from treeflash_eagle3.drafter import Eagle3
 from treeflash_eagle3.trainable import Eagle3Trainable, Eagle3TrainingOptions
 from treeflash_eagle3.unrolling import Roots
 
 from treeflash.components.losses.cross_entropy import CrossEntropy
 from treeflash.components.losses.forward_kl import ForwardKl
 from treeflash.engine import Decoder
+from treeflash.engine.chains import chain_steps
 from treeflash.errors import CompositionError
 from treeflash.packed_text import PackedText, ReadText
 from treeflash.places import locate
@@ -127,12 +131,30 @@ def test_simulation_counts_what_a_chain_would_accept(tiny_target, texts, slow_he
         rows[depth - 1] += 1
         hits[depth - 1] += hit
         distance[depth - 1] += float((p - full).abs().sum() / 2)
+        # One token a step is the target's own, unless the text ends with the drafted ones.
         still = hit and (still or depth == 1)
         blocks, emitted = blocks + (depth == 1), emitted + (depth == 1) + still
+        emitted -= still and place + 1 in row.text.bounds
     assert measured.rows.tolist() == rows
     assert measured.hits.tolist() == hits
     assert measured.divergence.tolist() == pytest.approx(distance, rel=1e-4)
     assert (measured.blocks, measured.emitted) == (blocks, emitted)
+
+
+@torch.no_grad()
+def test_simulation_emits_what_steps_decode(tiny_target, texts, tmp_path):
+    """From every place of the answers, the head it wrote emits as much in a step, in all."""
+    made = shaken(trainable(tiny_target))
+    made.write(tmp_path)
+    decoder = Decoder(tiny_target, Eagle3.from_checkpoint(tmp_path, tiny_target, max_depth=UNROLL))
+    row = read(made, texts)
+    task = made.ask(row.text, [torch.Generator()] * len(texts))
+    (found,) = made.simulate(task, row).values()
+    decoded = 0
+    for begin, end in pairwise(row.text.bounds):
+        places = [place - begin for place in task.questions.roots.places if begin <= place < end]
+        decoded += sum(chain_steps(decoder, tiny_target, row.text.token_ids[begin:end], places))
+    assert found.emitted == decoded
 
 
 def test_roots_stand_where_the_target_wrote_on_and_a_token_has_one_before(tiny_target):

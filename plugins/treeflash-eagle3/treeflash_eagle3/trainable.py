@@ -138,9 +138,9 @@ class Eagle3Trainable(Trainable):
             self.target,
             self.target.head(None, self.target.dtype),
             read.normed[rows[:, :-1]].flatten(0, 1),
-            read.text.token_ids[rows[:, 1:]].flatten(),
+            read.text.token_ids[rows[:, 1:]],
             {"eagle3": Lesson((self._unrolled(read, roots),), (), over_all)},
-            roots.has_label(),
+            roots.left(),
         )
 
     def write(self, folder: Path) -> Mapping[str, Mapping[str, Any]]:

@@ -68,10 +68,14 @@ class Roots:
         places = torch.tensor(self.places, dtype=torch.int64).to(device, non_blocking=True)
         return (places[:, None] + offsets).clamp(max=self.text.bounds[-1] - 1)
 
+    def left(self) -> Tensor:
+        """Tokens that each root's text has after it, int64 `[R]` on the CPU."""
+        found = [self.text.end_behind(place) - 1 - place for place in self.places]
+        return torch.tensor(found, dtype=torch.int64)
+
     def has_label(self) -> Tensor:
         """Bool `[R, P]` on the CPU: whether the text goes on to each link."""
-        left = [self.text.end_behind(place) - place for place in self.places]
-        return torch.arange(1, 1 + self.links)[None] < torch.tensor(left, dtype=torch.int64)[:, None]
+        return torch.arange(1, 1 + self.links)[None] <= self.left()[:, None]
 
     def groups(self) -> Iterator[Group]:
         """Groups that cover all roots in order: each sees its text up to itself, the first token excepted."""

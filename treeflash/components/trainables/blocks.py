@@ -48,10 +48,14 @@ class Blocks:
         offsets = torch.arange(self.block_size, device=self.text.token_ids.device)
         return self.text.positions[self.anchor_rows][:, None] + offsets
 
+    def left(self) -> Tensor:
+        """Tokens that each anchor's text has after it, int64 `[A]` on the CPU."""
+        found = [self.text.end_behind(anchor) - 1 - anchor for anchor in self.anchors]
+        return torch.tensor(found, dtype=torch.int64)
+
     def has_label(self) -> Tensor:
         """Bool `[A, P]` on the CPU: whether the text goes on to each drafted slot."""
-        left = [self.text.end_behind(anchor) - anchor for anchor in self.anchors]
-        return torch.arange(1, self.block_size)[None] < torch.tensor(left, dtype=torch.int64)[:, None]
+        return torch.arange(1, self.block_size)[None] <= self.left()[:, None]
 
     def pieces(self) -> list[Piece]:
         """Who sees whom, a few neighbouring blocks at a time.

@@ -114,7 +114,7 @@ def measure(
     wanted: Tensor,
     labels: Tensor,
     lessons: dict[str, Lesson],
-    valid: Tensor,
+    left: Tensor,
     columns: Tensor | None = None,
 ) -> dict[str, Simulation]:
     """Compares distributions with the target's over the whole vocabulary.
@@ -123,15 +123,17 @@ def measure(
         target: The target.
         head: Its output head over all tokens.
         wanted: `[A * P, D]`.
-        labels: int64 `[A * P]`.
+        labels: int64 `[A, P]`.
         lessons: The distributions, by name.
-        valid: bool `[A, P]` on the CPU: which rows have a label.
+        left: int64 `[A]` on the CPU: tokens that the text has after each anchor, one at least; the first so
+            many rows of its P have a label.
         columns: int64 `[V']`: the tokens that can be drafted; None for all.
 
     Returns:
         A measurement for each.
     """
     count, device = wanted.shape[0], wanted.device
+    valid = torch.arange(1, 1 + labels.shape[1])[None] <= left[:, None]
     hits = {name: torch.zeros(count, dtype=torch.bool, device=device) for name in lessons}
     distances = {name: torch.zeros(count, device=device) for name in lessons}
     step = rows_at_once(target.vocab_size, device)
@@ -143,18 +145,20 @@ def measure(
             if columns is not None:
                 beyond = torch.full_like(logits, -torch.inf)
                 logits = beyond.index_copy_(1, columns, logits[:, columns])
-            hits[name][span] = logits.argmax(dim=-1) == labels[span]
+            hits[name][span] = logits.argmax(dim=-1) == labels.flatten()[span]
             distances[name][span] = (p - logits.softmax(dim=-1)).abs().sum(dim=-1) / 2
 
     def simulation(name: str) -> Simulation:
         hit = hits[name].cpu().view_as(valid) & valid
         distance = distances[name].cpu().view_as(valid) * valid
+        accepted = hit.long().cumprod(dim=1).sum(dim=1)
         return Simulation(
             rows=valid.sum(dim=0).double(),
             hits=hit.sum(dim=0).double(),
             divergence=distance.double().sum(dim=0),
             blocks=float(len(valid)),
-            emitted=float(len(valid) + hit.long().cumprod(dim=1).sum()),
+            # As when decoding: what was accepted and one token more, unless the text ends before it.
+            emitted=float(torch.minimum(accepted + 1, left).sum()),
         )
 
     return {name: simulation(name) for name in lessons}

@@ -184,9 +184,9 @@ class DFlashTrainable(Trainable):
             self.target,
             self.target.head(None, self.target.dtype),
             read.normed[rows[:, :-1]].flatten(0, 1),
-            read.text.token_ids[rows[:, 1:]].flatten(),
+            read.text.token_ids[rows[:, 1:]],
             lessons,
-            questions.blocks.has_label(),
+            questions.blocks.left(),
             self.comparison.columns,
         )
 
