@@ -90,9 +90,11 @@ def first_line(error: BaseException) -> str:
         error: The error.
 
     Returns:
-        A line.
+        A line; with the next one where the first ends in a colon.
     """
-    lines = str(error).splitlines()
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].endswith(":"):
+        return f"{lines[0]} {lines[1]}"
     return lines[0] if lines else type(error).__name__
 
 

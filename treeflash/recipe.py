@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import attrs
-from attrs.validators import in_
+from attrs.validators import in_, min_len, optional
 
 from treeflash.errors import InputError, RecipeError, blamed_on, bullet_list, nearest
 from treeflash.places import locate, on_disk
@@ -41,6 +41,9 @@ class TargetOptions:
         model: A target that a plugin provides, a folder, or a hub name.
         dtype: "auto" takes the model's own.
         device: "auto" takes a GPU when there is one.
+        trust_remote_code: Run code that comes with the model. Without, a model that needs its own code is
+            refused.
+        revision: Branch, tag or commit of a model on the hub.
         lean: Read the model by a pass of our own where its family is known, which is faster; on a CPU it
             holds the weights of bfloat16 models twice. Without, the model's own forward is called.
         compile: Compile that pass before the first text: some minutes for a model of a few layers, over a
@@ -51,6 +54,8 @@ class TargetOptions:
     model: str
     dtype: str = attrs.field(default="auto", validator=in_(("auto", *DTYPE_NAMES)))
     device: str = "auto"
+    trust_remote_code: bool = False
+    revision: str | None = attrs.field(default=None, validator=optional(min_len(1)))
     lean: bool = True
     compile: bool = False
 
@@ -213,7 +218,13 @@ def open_target(options: TargetOptions, registry: Registry) -> "HuggingFaceTarge
 
     place = find_model(options.model, registry, "target.model")
     return load_target(
-        place, dtype=options.dtype, device=options.device, lean=options.lean, compiled=options.compile
+        place,
+        dtype=options.dtype,
+        device=options.device,
+        lean=options.lean,
+        compiled=options.compile,
+        trust_remote_code=options.trust_remote_code,
+        revision=options.revision,
     )
 
 

@@ -215,7 +215,8 @@ BROKEN = {
     "pickle": Broken(
         MINE,
         "{there}/mine.toml: {there}/drafter: expected model.safetensors, found pytorch_model.bin; pickled "
-        "weights can run code and are not read: convert them to safetensors",
+        "weights can run code and are not read: load them where you trust them, and write them "
+        "again with save_pretrained or safetensors.torch.save_file",
         pickled,
     ),
     "NaN weights": Broken(

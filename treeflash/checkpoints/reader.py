@@ -1,6 +1,6 @@
 """Opening a checkpoint folder: safetensors, one file or several, by section."""
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
 import attrs
@@ -74,8 +74,8 @@ class Checkpoint:
         backbone: dict[str, StoredTensor] = {}
         refiner: dict[str, StoredTensor] = {}
         twice = []
-        for file in _weight_files(folder):
-            for stored in _stored(file):
+        for file in weight_files(folder):
+            for stored in stored_tensors(file):
                 name = stored.key.removeprefix(_OUTER_PREFIX)
                 section = refiner if name.startswith(REFINER_PREFIX) else backbone
                 name = name.removeprefix(REFINER_PREFIX)
@@ -165,12 +165,29 @@ def weight_misfits(module: nn.Module, target: Target) -> list[str]:
     return faults
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """Finds the files that hold a folder's weights.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        One file, or those that an index names.
+
+    Raises:
+        CheckpointError: When there are none, or only pickled ones, or an index names files that are not
+            there or not in the folder.
+    """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         weight_map = read_json(index, CheckpointError).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise CheckpointError(f"{index}: expected a key weight_map, found none")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(f"{index}: expected a table weight_map that names files, found none")
+        outside = sorted({str(name) for name in weight_map.values() if not _is_inside(name)})
+        if outside:
+            raise CheckpointError(
+                f"{index}: expected names of files inside the folder, found {', '.join(map(repr, outside))}"
+            )
         files = sorted({folder / str(name) for name in weight_map.values()})
         missing = [file.name for file in files if not file.is_file()]
         if missing:
@@ -183,14 +200,34 @@ def _weight_files(folder: Path) -> list[Path]:
     if pickles:
         raise CheckpointError(
             f"{folder}: expected model.safetensors, found {', '.join(pickles)}; pickled weights can run "
-            "code and are not read: convert them to safetensors"
+            "code and are not read: load them where you trust them, and write them again with "
+            "save_pretrained or safetensors.torch.save_file"
         )
     raise CheckpointError(
         f"{folder}: expected model.safetensors or model.safetensors.index.json, found neither"
     )
 
 
-def _stored(file: Path) -> list[StoredTensor]:
+def _is_inside(name: Any) -> bool:
+    """Whether a name is that of a file inside the folder it is seen from, on any system."""
+    if not isinstance(name, str) or not name or set(name) & set("\\:\0"):
+        return False
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def stored_tensors(file: Path) -> list[StoredTensor]:
+    """Reads what a file says of its tensors, and none of them.
+
+    Args:
+        file: A safetensors file.
+
+    Returns:
+        The tensors.
+
+    Raises:
+        CheckpointError: When the file is damaged.
+    """
     try:
         with safe_open(file, framework="pt") as handle:
             slices = {key: handle.get_slice(key) for key in handle.keys()}

@@ -32,7 +32,8 @@ def weights_of(recipe: Recipe, registry: Registry) -> dict[str, str]:
     found = {}
     for kind, part in recipe.parts.items():
         for key in ("checkpoint", "model"):
-            folder = _folder(getattr(part.options, key, None), key, registry)
+            revision = getattr(part.options, "revision", None)
+            folder = _folder(getattr(part.options, key, None), key, registry, revision)
             if folder is not None:
                 found[f"{kind}.{key}"] = folder_digest(folder)
     return found
@@ -91,7 +92,7 @@ def _add(path: Path, found: Any) -> None:
             found.update(file.read(_PIECE))
 
 
-def _folder(place: Any, key: str, registry: Registry) -> Path | None:
+def _folder(place: Any, key: str, registry: Registry, revision: str | None) -> Path | None:
     """Where a part's option lies on this disk; None when it names nothing there."""
     if not isinstance(place, str):
         return None
@@ -102,6 +103,6 @@ def _folder(place: Any, key: str, registry: Registry) -> Path | None:
     from huggingface_hub import snapshot_download  # only for what is from the hub
 
     try:
-        return Path(snapshot_download(place, local_files_only=True))
+        return Path(snapshot_download(place, revision=revision, local_files_only=True))
     except (OSError, ValueError):  # an option of that name that is no place
         return None

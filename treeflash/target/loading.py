@@ -1,27 +1,35 @@
 """From a name or a model to a target that has been checked."""
 
+import os
 import reprlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
-from treeflash.errors import InputError, UnsupportedTargetError, first_line
+from treeflash.errors import InputError, TreeflashError, UnsupportedTargetError, first_line
+from treeflash.json_files import read_json
 from treeflash.ranges import DTYPE_NAMES
 from treeflash.target.compiled import CompiledDecoder
 from treeflash.target.hugging_face import HuggingFaceTarget
 from treeflash.target.lean import LeanDecoder
+from treeflash.target.model_files import check_folder, check_hub, check_report
 from treeflash.target.probe import probe
 
+# What a library says in a sentence of its own; of others, a KeyError for instance, the kind has to be told.
+_SENTENCES = (OSError, ValueError, RuntimeError, ImportError, SafetensorError, StrictDataclassError)
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
+# That read trees, the faster one first; each model has the last.
+ATTENTIONS = ("sdpa", "eager")
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 
@@ -55,7 +63,7 @@ def wrap_model(
             f"expected a Hugging Face tokenizer or None, found {reprlib.repr(tokenizer)}"
         )
     name, reasons = type(model).__name__, list[str]()
-    for attention in ("sdpa", "eager"):
+    for attention in ATTENTIONS:
         try:
             target = HuggingFaceTarget(model, tokenizer, attention=attention)
             reason = probe(target)
@@ -92,6 +100,8 @@ def load_target(
     lean: bool = True,
     compiled: bool = False,
     called: str = "target",
+    trust_remote_code: bool = False,
+    revision: str | None = None,
 ) -> HuggingFaceTarget:
     """Loads a model and its tokenizer, and checks that it can be verified in trees.
 
@@ -102,31 +112,56 @@ def load_target(
         lean: As in `wrap_model`.
         compiled: As in `wrap_model`.
         called: What messages call it.
+        trust_remote_code: Whether code that comes with the model may run.
+        revision: Branch, tag or commit on the hub.
 
     Returns:
         The target.
 
     Raises:
-        InputError: When the model, dtype or device is not to be had.
+        InputError: When the model, dtype or device is not to be had: one line for whatever a library raises
+            while it loads.
         UnsupportedTargetError: When it cannot be verified in trees.
     """
     wanted, place = torch_dtype(dtype), torch_device(device)
-    with _quiet_loading():
-        try:
-            model, report = AutoModelForCausalLM.from_pretrained(name, dtype=wanted, output_loading_info=True)
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            reason = first_line(error)
-            raise InputError(f"{called} {str(name)!r} cannot be loaded: {reason}") from error
-        tokenizer, fault = _tokenizer(name)
-    missing = sorted(report["missing_keys"])
-    if missing:
-        # The library fills them with random numbers.
-        raise InputError(
-            f"{called} {str(name)!r} cannot be loaded: tensors are missing: {', '.join(missing)}"
-        )
-    target = wrap_model(model.to(place).eval(), tokenizer, lean=lean, compiled=compiled)
+    origin: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision}
+    with _quiet_loading(), _one_error(f"{called} {str(name)!r}"):
+        model = _load_model(name, wanted, origin)
+        tokenizer, fault = _tokenizer(name, origin)
+        target = wrap_model(model.to(place).eval(), tokenizer, lean=lean, compiled=compiled)
     target.text_fault = fault
     return target
+
+
+def _load_model(name: str | Path, dtype: torch.dtype | str, origin: Mapping[str, Any]) -> PreTrainedModel:
+    """Loads a model from safetensors alone, after a look at its files."""
+    folder = Path(name) if os.path.isdir(name) else None
+    if folder is None and (isinstance(name, Path) or name.startswith((".", "/", "~"))):
+        raise InputError("there is no such folder")
+    if folder is not None and origin["revision"] is not None:
+        raise InputError(f"revision: expected none for a folder, found {origin['revision']!r}")
+    if folder is not None:
+        check_folder(folder)
+    with _blamed("config.json"):
+        config = AutoConfig.from_pretrained(name, **origin)
+    if config._attn_implementation not in (None, *ATTENTIONS):
+        config._attn_implementation = ATTENTIONS[-1]  # others read no trees, and some are code from the hub
+    if folder is None:
+        check_hub(str(name), config, origin["revision"])
+    if folder is not None and (folder / "generation_config.json").is_file():
+        with _blamed("generation_config.json"):  # one that fails is passed over by what follows
+            GenerationConfig.from_pretrained(folder)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        name,
+        config=config,
+        dtype=dtype,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,  # to be told of them
+        output_loading_info=True,
+        **origin,
+    )
+    check_report(report)
+    return model
 
 
 def torch_dtype(name: str) -> torch.dtype | str:
@@ -176,16 +211,52 @@ def torch_device(name: str) -> torch.device:
         ) from None
 
 
-def _tokenizer(name: str | Path) -> tuple[Any, str | None]:
+def _tokenizer(name: str | Path, origin: Mapping[str, Any]) -> tuple[Any, str | None]:
     """A model's tokenizer; or None, and what came of the attempt to load it."""
     folder = Path(name)
-    if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
+    if os.path.isdir(folder) and not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
         # A target of token ids alone; for some families the library would make up an empty one.
         return None, None
     try:
-        return AutoTokenizer.from_pretrained(name), None
-    except (OSError, ValueError, ImportError, RecursionError) as error:
-        return None, first_line(error)
+        for file in folder.glob("*token*.json"):
+            read_json(file, InputError)
+        return AutoTokenizer.from_pretrained(name, **origin), None
+    except Exception as error:  # tokenizers raise anything
+        return None, _reason(error)
+
+
+@contextmanager
+def _one_error(model: str) -> Iterator[None]:
+    """Makes one error that names the model of whatever is raised while it is loaded."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except UnsupportedTargetError as error:
+        raise UnsupportedTargetError(f"{model}: {error}") from error
+    except Exception as error:  # configs, tokenizers and models raise anything, a library that is missing too
+        raise InputError(f"{model} cannot be loaded: {_reason(error)}") from error
+
+
+@contextmanager
+def _blamed(file: str) -> Iterator[None]:
+    """Puts a file's name before what is wrong with it."""
+    try:
+        yield
+    except Exception as error:
+        raise InputError(f"{file}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What a library says, in one line."""
+    line = first_line(error)
+    if "trust_remote_code" in str(error):
+        return (
+            "it needs code of its own, which may do anything; read it, then set trust_remote_code = true "
+            "beside the model's name to run it"
+        )
+    known = isinstance(error, (*_SENTENCES, TreeflashError)) or type(error) is Exception
+    return line if known else f"{type(error).__name__}: {line}"
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Self
 
 import attrs
 import torch
-from attrs.validators import ge, gt, in_
+from attrs.validators import ge, gt, in_, min_len, optional
 from torch import Tensor, nn
 
 from treeflash.components.drafters.level_proposal import LevelProposal, ReadTree
@@ -27,6 +27,8 @@ class DraftModelOptions:
     Attributes:
         model: A smaller model with the target's tokenizer, named as in `[target]`.
         dtype: "auto" takes the target's.
+        trust_remote_code: Run code that comes with the model, as in `[target]`.
+        revision: Branch, tag or commit of a model on the hub.
         depth: Levels drafted, a pass of the model each.
         children: Likeliest tokens kept of each node.
         temperature: Divides the draft logits.
@@ -34,6 +36,8 @@ class DraftModelOptions:
 
     model: str
     dtype: str = attrs.field(default="auto", validator=in_(("auto", *DTYPES)))
+    trust_remote_code: bool = False
+    revision: str | None = attrs.field(default=None, validator=optional(min_len(1)))
     depth: int = attrs.field(default=5, validator=ge(1))
     children: int = attrs.field(default=8, validator=ge(1))
     temperature: float = attrs.field(default=1.0, validator=gt(0))
@@ -100,7 +104,14 @@ class DraftModel(Drafter):
         dtype = str(target.dtype).removeprefix("torch.") if options.dtype == "auto" else options.dtype
         place = context.find_model(options.model)
         with blamed_on("drafter.model"):
-            model = load_target(place, dtype=dtype, device=str(target.device), called="draft model")
+            model = load_target(
+                place,
+                dtype=dtype,
+                device=str(target.device),
+                called="draft model",
+                trust_remote_code=options.trust_remote_code,
+                revision=options.revision,
+            )
         return cls(model, options.depth, options.children, options.temperature)
 
     @property
