@@ -96,7 +96,7 @@ class Drafter(Component, ABC):
     drafts_blocks: ClassVar[bool] = True
 
     def bind(self, target: Target) -> None:
-        """Meets the target it will draft for; called once, before anything else.
+        """Meets the target it will draft for; called by each decoder it is part of.
 
         Args:
             target: The target.
@@ -189,7 +189,7 @@ class Refiner(Component, ABC):
     candidates: int | None = None
 
     def bind(self, target: Target) -> None:
-        """Meets the target whose drafts it will refine; called once, before anything else.
+        """Meets the target whose drafts it will refine; called by each decoder it is part of.
 
         Args:
             target: The target.

@@ -109,3 +109,15 @@ class Target(Protocol):
     def fingerprint(self) -> TargetFacts:
         """What a drafter checkpoint must agree with."""
         ...
+
+
+def identity(target: Target) -> object:
+    """What parts are bound to when they are bound to a target.
+
+    Args:
+        target: A target. It may have an attribute `identity`: what it reads, or stands for.
+
+    Returns:
+        The same object for targets that parts need not tell apart; the target itself when it does not say.
+    """
+    return getattr(target, "identity", target)

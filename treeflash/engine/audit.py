@@ -16,7 +16,7 @@ from treeflash.engine.generation import Generation
 from treeflash.engine.stopwatch import Stopwatch
 from treeflash.rounding import difference, largest_difference
 from treeflash.sampling import Draws
-from treeflash.target_interface import Target
+from treeflash.target_interface import Target, identity
 from treeflash.tree import TokenTree
 from treeflash.types import TargetOutput
 
@@ -159,6 +159,11 @@ class _Recorder:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
+
+    @property
+    def identity(self) -> object:
+        """That of the target it stands for."""
+        return identity(self._target)
 
     def run(
         self, decoder: Decoder, token_ids: Sequence[int] | Tensor, settings: dict[str, Any]

@@ -14,6 +14,7 @@ from treeflash.components.drafters.none import NoDrafter
 from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.components.verifiers.sdpa_tree import SdpaTree
 from treeflash.engine.answering import text_pieces
+from treeflash.engine.binding import bind
 from treeflash.engine.generation import Emission, Generation
 from treeflash.engine.step import commit, planned, speculate
 from treeflash.engine.stopping import StopRule
@@ -54,7 +55,8 @@ class Decoder:
         verifier: Accepts a path of it.
 
     Raises:
-        CompositionError: When the parts do not fit together.
+        CompositionError: When the parts do not fit together, or the drafter or refiner is bound to the target
+            of another decoder that still exists; decoders of one model can share them.
         CheckpointError: When a part was made for another target.
     """
 
@@ -75,9 +77,7 @@ class Decoder:
             faults.append(f"drafter {names['drafter']} does not say its max_depth")
         if faults:
             raise CompositionError("; ".join(faults))
-        self.drafter.bind(self.target)
-        if self.refiner is not None:
-            self.refiner.bind(self.target)
+        bind(self, self.target, {"drafter": self.drafter, "refiner": self.refiner})
 
     @property
     def lossless(self) -> bool:

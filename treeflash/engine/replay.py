@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from treeflash.target import HuggingFaceTarget
+from treeflash.target_interface import identity
 from treeflash.tree import TokenTree
 from treeflash.types import TargetOutput
 
@@ -51,6 +52,11 @@ class Replay:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
+
+    @property
+    def identity(self) -> object:
+        """That of the target it stands for."""
+        return identity(self._target)
 
     def start(self, batch_size: int, capacity: int, tap_layers: Sequence[int]) -> "Replay":
         """Begins anew."""

@@ -97,6 +97,11 @@ class HuggingFaceTarget(Reading):
         self._rope_theta = rope_theta(config)
         self.layers = decoder_layers(self._decoder, self.num_layers)
 
+    @property
+    def identity(self) -> PreTrainedModel:
+        """The model: parts that are bound to one target of it can be bound to another."""
+        return self.model
+
     def require_text(self) -> TextCodec:
         """The tokenizer.
 

@@ -1,0 +1,52 @@
+"""Which decoders use a part, so that none takes over what another one decodes with."""
+
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakSet
+
+from treeflash.errors import CompositionError
+from treeflash.interfaces import Drafter, Refiner
+from treeflash.target_interface import Target, identity
+
+
+class _Users(WeakSet[Any]):
+    """Decoders that use a part; a copy of the part begins with none."""
+
+    def __reduce__(self) -> Any:
+        return _Users, ()
+
+
+def bind(decoder: Any, target: Target, parts: Mapping[str, Drafter | Refiner | None]) -> None:
+    """Binds a decoder's parts to its target, unless a decoder of another target uses one of them.
+
+    Args:
+        decoder: The decoder. Its parts are its own as long as it exists.
+        target: Its target.
+        parts: By kind, those that are bound; None where there is none.
+
+    Raises:
+        CompositionError: When a part is in use for another target; none is bound then.
+        CheckpointError: When a part was made for another target.
+    """
+    # A part that does not ask for the target keeps nothing of it.
+    asking = {
+        kind: part
+        for kind, part in parts.items()
+        if part is not None and type(part).bind not in (Drafter.bind, Refiner.bind)
+    }
+    for kind, part in asking.items():
+        if any(identity(user.target) is not identity(target) for user in _users(part)):
+            raise CompositionError(
+                f"{kind}: this {type(part).__name__} is bound to another target, by another decoder; "
+                f"load another {kind} for this target, or delete the other decoder first"
+            )
+    for part in asking.values():
+        part.bind(target)
+    for part in asking.values():
+        _users(part).add(decoder)
+
+
+def _users(part: Drafter | Refiner) -> _Users:
+    # Beside the fields: parts are classes of any kind, frozen ones too.
+    users: _Users = vars(part).setdefault("_users", _Users())
+    return users
