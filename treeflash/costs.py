@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib.metadata import version
 from itertools import accumulate
@@ -26,9 +26,20 @@ from treeflash.tree import TokenTree
 _SIZES = (1, 2, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64, 128, 256)
 # Texts before them.
 _LENGTHS = (64, 1024)
-_REPEATS = 4
+_ROUNDS = 4
 # A pass over more rows takes no less time than this share of one over fewer, on a quiet machine.
 _LEAST_SHARE = 0.8
+# Seconds that timing takes at most. Sizes are timed in ascending order: the dear ones are left out first.
+_LIMIT = 20.0
+# Of these, what reading a longer text may take.
+_READING = 0.25
+# Rows that have to be timed for costs to say anything of trees.
+_FEWEST_ROWS = 8
+# Seconds for which costs are used that were timed on a busy machine, or not to the end.
+_PROVISIONAL = 3600.0
+
+# Called with the number of passes timed and of all.
+Progress = Callable[[int, int], None]
 
 
 @attrs.frozen
@@ -46,16 +57,28 @@ class PassCosts:
     seconds: Sequence[Sequence[float]]
 
     @classmethod
-    def of_target(cls, target: Target, most: int, *, refresh: bool = False) -> Self:
-        """Measures a target, once: what was found is kept on disk for this model on this hardware.
+    def of_target(
+        cls,
+        target: Target,
+        most: int,
+        *,
+        refresh: bool = False,
+        progress: Progress = lambda done, total: None,
+    ) -> Self | None:
+        """Times a target's passes, once: what was found is kept on disk for this model on this hardware.
+
+        On a machine that is busy, or too slow to time all sizes in 20 seconds, what was found is used for an
+        hour, and timed again after that.
 
         Args:
             target: The target.
             most: Rows of the largest pass wanted.
             refresh: Measure again.
+            progress: Called with passes timed and passes there are, before each.
 
         Returns:
-            Its costs.
+            Its costs, up to `most` rows or as many as there was time for; None when not even small trees
+            could be timed.
         """
         sizes = [size for size in _SIZES if size < most] + [most]
         limit = (target.max_positions or 1 << 30) - most
@@ -65,12 +88,17 @@ class PassCosts:
         path = cache_folder() / "costs" / f"{name}.json"
         found = None if refresh else _kept(path, told)
         if found is None:
-            found = [_measure(target, length, sizes) for length in lengths]
-            failed = getattr(getattr(target, "compiled", None), "failed", False)
-            # What a machine did that was busy with something else is not kept.
-            if not failed and all(map(_rises, found)):
-                _keep(path, {"of": told, "seconds": found})
-        return cls(sizes, lengths, found)
+            timed = _time_passes(target, lengths, sizes, progress)
+            count = len(timed.seconds[0])
+            if count < len(sizes) and sizes[:count][-1:] < [_FEWEST_ROWS]:
+                return None
+            found = timed.seconds
+            # What compiled passes cost is not what they cost where compiling failed.
+            if not getattr(getattr(target, "compiled", None), "failed", False):
+                settled = timed.complete and all(map(_rises, found))
+                until = None if settled else time.time() + _PROVISIONAL
+                _keep(path, {"of": told, "provisional_until": until, "seconds": found})
+        return cls(sizes[: len(found[0])], lengths[: len(found)], found)
 
     def up_to(self, nodes: int, length: int) -> list[float]:
         """Seconds of passes over trees of 0 to `nodes` nodes.
@@ -110,25 +138,65 @@ def _between(low: float, high: float, share: float) -> float:
     return max(low + share * (high - low), 0.5 * min(low, high))
 
 
+@attrs.frozen
+class _Timed:
+    """What timing came to.
+
+    Attributes:
+        seconds: By length, the least time of each size, as far as there was time for.
+        complete: Whether all sizes were timed in all rounds.
+    """
+
+    seconds: list[list[float]]
+    complete: bool
+
+
 @torch.inference_mode()
-def _measure(target: Target, length: int, sizes: Sequence[int]) -> list[float]:
-    """The least of a few passes for each size, in turn: whatever else the machine does only adds to it."""
-    state = target.start(1, length + max(sizes) + 1, ())
+def _time_passes(target: Target, lengths: Sequence[int], sizes: Sequence[int], progress: Progress) -> _Timed:
+    """Times each size after each length in turn, and takes the least: other work on the machine only adds.
+
+    The first round goes by size, so that all lengths have the same sizes when time is up.
+    """
+    end, total, done = time.perf_counter() + _LIMIT, _ROUNDS * len(sizes) * len(lengths), 0
+    progress(done, total)
+    states, pace = [], 0.0
+    for length in lengths:
+        if pace * length < _READING * _LIMIT:
+            begin = time.perf_counter()
+            states.append(_read_text(target, length, max(sizes)))
+            pace = (time.perf_counter() - begin) / length
+    trees = [_tree(target, size) for size in sizes]
+    taken: list[list[list[float]]] = [[[] for _ in sizes] for _ in states]
+    for _ in range(_ROUNDS):
+        for size, tree in enumerate(trees):
+            if time.perf_counter() > end:
+                break
+            for length, state in enumerate(states):
+                progress(done, total)
+                begin = time.perf_counter()
+                target.verify(state, tree).logits[0, -1, 0].item()
+                taken[length][size].append(time.perf_counter() - begin)
+                done += 1
+    progress(total, total)
+    seconds = [[min(times) for times in row if times] for row in taken]
+    return _Timed(seconds, complete=done == total)
+
+
+def _read_text(target: Target, length: int, most: int) -> Any:
+    """A state in which the target has read a text of some length."""
+    state = target.start(1, length + most + 1, ())
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(target.vocab_size, (length,), generator=generator)
     target.prefill(state, ids[None].to(target.device))
-    # Some branches, so that no node lies deep; siblings differ.
+    return state
+
+
+def _tree(target: Target, size: int) -> TokenTree:
+    """A tree with some branches, so that no node lies deep; siblings differ."""
     width = min(16, target.vocab_size)
-    tokens = [node % target.vocab_size for node in range(max(sizes))]
-    parents = [-1, *(max(0, node - width) for node in range(1, max(sizes)))]
-    trees = [TokenTree.from_lists(tokens[:size], parents[:size], device=target.device) for size in sizes]
-    taken: list[list[float]] = [[] for _ in sizes]
-    for _ in range(_REPEATS):
-        for times, tree in zip(taken, trees, strict=True):
-            begin = time.perf_counter()
-            target.verify(state, tree).logits[0, -1, 0].item()
-            times.append(time.perf_counter() - begin)
-    return [min(times) for times in taken]
+    tokens = [node % target.vocab_size for node in range(size)]
+    parents = [-1, *(max(0, node - width) for node in range(1, size))]
+    return TokenTree.from_lists(tokens, parents, device=target.device)
 
 
 def _rises(seconds: Sequence[float]) -> bool:
@@ -152,16 +220,17 @@ def _conditions(target: Target) -> dict[str, Any]:
 
 
 def _kept(path: Path, told: dict[str, Any]) -> list[list[float]] | None:
-    """What was measured before, if it is whole and of this."""
+    """What was timed before, if it is whole, of this, and not out of date."""
     try:
         kept = parse_json(path.read_text(encoding="utf-8"))
         seconds = [[float(value) for value in row] for row in kept["seconds"]]
+        until = kept["provisional_until"]
+        current = until is None or time.time() < float(until) <= time.time() + _PROVISIONAL
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
-    right = kept.get("of") == told and [len(row) for row in seconds] == [len(told["sizes"])] * len(
-        told["lengths"]
-    )
-    return seconds if right else None
+    counts = {len(row) for row in seconds}
+    fits = len(counts) == 1 and 0 < max(counts) <= len(told["sizes"]) and len(seconds) <= len(told["lengths"])
+    return seconds if fits and current and kept.get("of") == told else None
 
 
 def _keep(path: Path, found: dict[str, Any]) -> None:

@@ -41,12 +41,17 @@ class BuildContext:
         drafter_checkpoint: The drafter's checkpoint, as the recipe names it; None without one.
         find_model: Turns what the recipe gives as `model` into a folder or a hub name, as it does for the
             target.
+        progress: Told what takes long while it is built: a name for it, how much is done and how much there
+            is.
+        by_clock: Whether it may go by time; false where steps are simulated and take none.
     """
 
     target: Target
     locate: Callable[[str], Path]
     drafter_checkpoint: str | None = None
     find_model: Callable[[str], str | Path] = str
+    progress: Callable[[str, int, int], None] = lambda task, done, total: None
+    by_clock: bool = True
 
 
 class Component:

@@ -6,7 +6,7 @@ options. `extends` names another recipe to start from.
 What builds a decoder is imported where it is used: a recipe's outline is checked without torch.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -17,7 +17,7 @@ from attrs.validators import in_, min_len, optional
 from treeflash.errors import InputError, RecipeError, blamed_on, bullet_list, nearest
 from treeflash.places import locate, on_disk
 from treeflash.plugins import KINDS, Registry
-from treeflash.ranges import DTYPE_NAMES
+from treeflash.ranges import AUTO, DTYPE_NAMES, FASTEST
 from treeflash.recipe_tables import DEFAULT_USE, Written, merge, open_tables, sort_tables, used_class
 from treeflash.returned import named, spell_value
 from treeflash.structuring import structure
@@ -39,7 +39,8 @@ class TargetOptions:
 
     Attributes:
         model: A target that a plugin provides, a folder, or a hub name.
-        dtype: "auto" takes the model's own.
+        dtype: "auto" takes the model's own; "fastest" takes bfloat16 where the device has instructions for
+            its products, and float32 elsewhere.
         device: "auto" takes a GPU when there is one.
         trust_remote_code: Run code that comes with the model. Without, a model that needs its own code is
             refused.
@@ -52,7 +53,7 @@ class TargetOptions:
     """
 
     model: str
-    dtype: str = attrs.field(default="auto", validator=in_(("auto", *DTYPE_NAMES)))
+    dtype: str = attrs.field(default=AUTO, validator=in_((AUTO, FASTEST, *DTYPE_NAMES)))
     device: str = "auto"
     trust_remote_code: bool = False
     revision: str | None = attrs.field(default=None, validator=optional(min_len(1)))
@@ -155,12 +156,21 @@ class Recipe:
         if faults:
             raise RecipeError(bullet_list(written.name, faults))
 
-    def build(self, registry: Registry, target: "Target | None" = None) -> "Decoder":
+    def build(
+        self,
+        registry: Registry,
+        target: "Target | None" = None,
+        *,
+        progress: Callable[[str, int, int], None] = lambda task, done, total: None,
+        by_clock: bool = True,
+    ) -> "Decoder":
         """Loads the models and puts the parts together.
 
         Args:
             registry: What is installed.
             target: Decodes this one in place of the recipe's, to compare recipes on one target.
+            progress: As in `BuildContext`.
+            by_clock: As in `BuildContext`.
 
         Returns:
             The decoder.
@@ -182,6 +192,8 @@ class Recipe:
                     locate=partial(locate, key=f"{kind}.checkpoint"),
                     drafter_checkpoint=checkpoint,
                     find_model=partial(find_model, registry=registry, key=f"{kind}.model"),
+                    progress=progress,
+                    by_clock=by_clock,
                 )
                 components[kind] = part.build(context)
             return Decoder(target, **components)

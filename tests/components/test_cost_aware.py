@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeflash import costs as costs_module
 from treeflash.components.selectors.cost_aware import CostAware, CostAwareOptions
 from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.costs import PassCosts
@@ -169,62 +168,85 @@ def cache(monkeypatch, tmp_path):
     return tmp_path / "costs"
 
 
+class Clock:
+    """A machine on which passes take what they are told to, in seconds by their rows."""
+
+    def __init__(self, target, monkeypatch):
+        self.now, self.wall, self.pace, self.passes = 0.0, 1e9, {}, []
+        verify = target.verify
+
+        def timed(state, tree):
+            self.passes.append(tree.size)
+            self.now += 0.01 * tree.size * self.pace.get(tree.size, 1.0)
+            return verify(state, tree)
+
+        monkeypatch.setattr(target, "verify", timed)
+        monkeypatch.setattr("treeflash.costs.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("treeflash.costs.time.time", lambda: self.wall)
+
+    def times(self, target, rows, **settings):
+        """Costs, and how many passes were timed for them."""
+        before = len(self.passes)
+        return PassCosts.of_target(target, rows, **settings), len(self.passes) - before
+
+
 @pytest.fixture
-def measured(monkeypatch):
-    """Behind how many positions passes were timed, at a pace that never falls, however busy the machine."""
-    calls, measure = [], costs_module._measure
-
-    def spy(*given):
-        calls.append(given[1])
-        return sorted(measure(*given))
-
-    monkeypatch.setattr(costs_module, "_measure", spy)
-    return calls
+def target():
+    return wrap_model(tiny_model("llama"))
 
 
-def test_a_target_is_measured_once(cache, measured, monkeypatch):
-    target = wrap_model(tiny_model("llama"))
-    found = PassCosts.of_target(target, 20)
-    assert measured == [64, 236]  # a shorter text where the target ends
-    assert (found.sizes, found.lengths) == ([1, 2, 4, 5, 6, 7, 8, 12, 16, 20], [64, 236])
-    assert all(value > 0 for row in found.seconds for value in row)
-    assert PassCosts.of_target(target, 20) == found
-    assert len(measured) == 2
-    assert PassCosts.of_target(target, 20, refresh=True).sizes == found.sizes
-    assert len(measured) == 4
-    # Another model, other sizes or another number of threads.
-    PassCosts.of_target(wrap_model(tiny_model("llama", seed=1)), 20)
-    PassCosts.of_target(target, 21)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    PassCosts.of_target(target, 20)
-    assert len(measured) == 10
+@pytest.fixture
+def clock(target, monkeypatch):
+    return Clock(target, monkeypatch)
+
+
+def test_a_target_is_timed_once(cache, target, clock, monkeypatch):
+    found, passes = clock.times(target, 20)
+    assert passes == 4 * 2 * len(found.sizes)
+    assert (found.sizes, found.lengths) == (
+        [1, 2, 4, 5, 6, 7, 8, 12, 16, 20],
+        [64, 236],
+    )  # where the target ends
+    for row in found.seconds:
+        assert row == pytest.approx([0.01 * size for size in found.sizes])
+    assert clock.times(target, 20) == (found, 0)
+    assert clock.times(target, 20, refresh=True)[1] == passes
+    # Other sizes, another number of threads, or instructions that the processor does not use.
+    for change in (lambda: None, lambda: ("get_num_threads", lambda: 77)):
+        if change() is not None:
+            monkeypatch.setattr(torch, *change())
+        assert clock.times(target, 21)[1] > 0
+    monkeypatch.setattr("treeflash.hardware.instructions", lambda: "AVX2")
+    assert clock.times(target, 20)[1] > 0
     assert len(list(cache.iterdir())) == 4
 
 
+def test_another_model_is_timed_by_itself(cache, target, clock):
+    PassCosts.of_target(target, 4)
+    PassCosts.of_target(wrap_model(tiny_model("llama", seed=1)), 4)
+    assert len(list(cache.iterdir())) == 2
+
+
 @pytest.mark.parametrize(
-    "held", ["", "[", "{}", '{"seconds": [[1]]}', '{"seconds": 3}', '{"seconds": [["x"]]}']
+    "held",
+    ["", "[", "{}", '{"seconds": [[1]]}', '{"seconds": 3}', '{"seconds": [["x"]], "provisional_until": 0}'],
 )
-def test_a_damaged_file_is_measured_again(cache, measured, held):
-    target = wrap_model(tiny_model("llama"))
+def test_a_damaged_file_is_timed_again(cache, target, clock, held):
     PassCosts.of_target(target, 4)
     (path,) = cache.iterdir()
     path.write_text(held)
-    found = PassCosts.of_target(target, 4)
-    assert len(measured) == 4
+    found, passes = clock.times(target, 4)
+    assert passes > 0
     assert json.loads(path.read_text())["seconds"] == found.seconds
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch, tmp_path, measured):
+def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch, tmp_path, target, clock):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TREEFLASH_CACHE", str(tmp_path / "file"))
-    target = wrap_model(tiny_model("llama"))
-    for _ in range(2):
-        assert len(PassCosts.of_target(target, 4).seconds) == 2
-    assert len(measured) == 4
+    assert clock.times(target, 4)[1] == clock.times(target, 4)[1] > 0
 
 
-def test_a_slow_pass_is_seen(cache, monkeypatch):
-    target = wrap_model(tiny_model("llama"))
+def test_a_slow_pass_is_seen(cache, monkeypatch, target):
     verify = target.verify
 
     def slow(state, tree):
@@ -237,41 +259,84 @@ def test_a_slow_pass_is_seen(cache, monkeypatch):
     assert all(row[-1] > 2 * row[1] for row in found.seconds)
 
 
-def test_a_slow_moment_is_none_of_a_pass(cache, monkeypatch):
-    target = wrap_model(tiny_model("llama"))
+def test_a_slow_moment_is_none_of_a_pass(cache, monkeypatch, target):
     verify, now, passes = target.verify, [0.0], []
 
     def timed(state, tree):
         # Three rounds of four meet something else that the machine does.
         passes.append(tree.size)
-        now[0] += tree.size + (50 if passes.count(tree.size) % 4 != 2 else 0)
+        now[0] += 0.001 * (tree.size + (50 if passes.count(tree.size) % 8 not in (3, 4) else 0))
         return verify(state, tree)
 
     monkeypatch.setattr(target, "verify", timed)
     monkeypatch.setattr("treeflash.costs.time.perf_counter", lambda: now[0])
     found = PassCosts.of_target(target, 9)
-    assert [list(row) for row in found.seconds] == [found.sizes] * 2
+    for row in found.seconds:
+        assert row == pytest.approx([0.001 * size for size in found.sizes])
 
 
-def test_costs_that_fall_are_measured_again(cache, monkeypatch):
-    """So does a machine that was busy at first: trees would seem to cost nothing, for ever."""
-    target = wrap_model(tiny_model("llama"))
-    verify, now, pace = target.verify, [0.0], {2: 3.0}
-
-    def timed(state, tree):
-        now[0] += tree.size * pace.get(tree.size, 1.0)
-        return verify(state, tree)
-
-    monkeypatch.setattr(target, "verify", timed)
-    monkeypatch.setattr("treeflash.costs.time.perf_counter", lambda: now[0])
+def test_costs_of_a_busy_machine_are_used_for_an_hour(cache, target, clock):
+    """For good, trees would seem to cost nothing; timed by each command, they would never be known."""
     # Two rows take as long as six: four took much less, five did not.
-    assert PassCosts.of_target(target, 5).seconds[0] == [1.0, 6.0, 4.0, 5.0]
+    clock.pace[2] = 3.0
+    noisy, passes = clock.times(target, 5)
+    assert noisy.seconds[0] == pytest.approx([0.01, 0.06, 0.04, 0.05])
+    clock.wall += 3500
+    assert clock.times(target, 5) == (noisy, 0)
+    clock.wall += 200
+    clock.pace[2] = 2.5
+    found, again = clock.times(target, 5)
+    assert again == passes
+    assert found.seconds[0] == pytest.approx([0.01, 0.05, 0.04, 0.05])
+    # Of a quiet machine they are kept.
+    clock.wall += 10**7
+    clock.pace[2] = 1.0
+    assert clock.times(target, 5) == (found, 0)
+
+
+def test_a_kept_time_from_the_future_is_not_believed(cache, target, clock):
+    clock.pace[2] = 3.0
+    PassCosts.of_target(target, 5)
+    clock.wall -= 10**6
+    assert clock.times(target, 5)[1] > 0
+
+
+def test_timing_ends_when_its_time_is_up(cache, target, clock):
+    """The smallest sizes are timed, after all lengths; their costs go on for an hour."""
+    for size in (24, 32, 40):
+        clock.pace[size] = 50.0
+    found, _ = clock.times(target, 40)
+    assert found.sizes == [1, 2, 4, 5, 6, 7, 8, 12, 16, 24]
+    assert [len(row) for row in found.seconds] == [10, 10]
+    assert clock.now < 60
+    assert found.up_to(39, 64)[-1] > found.up_to(23, 64)[-1]
+    assert clock.times(target, 40) == (found, 0)
+    clock.wall += 4000
+    assert clock.times(target, 40)[1] > 0
+
+
+def test_a_target_too_slow_to_be_timed_gets_small_trees(cache, target, clock, caplog):
+    clock.pace.update({size: 1000.0 / size for size in (1, 2, 4, 5, 6, 7, 8)})
+    assert PassCosts.of_target(target, 40) is None
     assert not cache.exists()
-    pace[2] = 2.5
-    found = PassCosts.of_target(target, 5)
-    assert found.seconds[0] == [1.0, 5.0, 4.0, 5.0]
-    pace[2] = 1.0
-    assert PassCosts.of_target(target, 5).seconds == found.seconds
+    context = BuildContext(target, lambda p: p)
+    assert CostAware.from_options(CostAwareOptions(most=39, depth=3), context) == OptTree(8, 3)
+    assert "trees of 8 nodes are drafted instead" in caplog.text
+
+
+def test_timing_says_how_far_it_is(cache, target, clock):
+    told = []
+    PassCosts.of_target(target, 4, progress=lambda done, total: told.append((done, total)))
+    assert told == [(0, 24), *((done, 24) for done in range(24)), (24, 24)]
+    told.clear()
+    PassCosts.of_target(target, 4, progress=lambda done, total: told.append((done, total)))
+    assert told == []
+
+
+def test_without_a_clock_nothing_is_timed(cache, target, clock):
+    context = BuildContext(target, lambda p: p, by_clock=False)
+    assert CostAware.from_options(CostAwareOptions(most=9, depth=3), context) == OptTree(9, 3)
+    assert clock.passes == []
 
 
 def test_a_recipe_names_it(cache):

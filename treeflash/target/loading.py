@@ -5,6 +5,7 @@ import reprlib
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import logging
 
 from treeflash.errors import InputError, TreeflashError, UnsupportedTargetError, first_line
+from treeflash.hardware import instructions, multiplies_bfloat16
 from treeflash.json_files import read_json
-from treeflash.ranges import DTYPE_NAMES
+from treeflash.ranges import AUTO, DTYPE_NAMES, FASTEST
 from treeflash.target.compiled import CompiledDecoder
 from treeflash.target.hugging_face import HuggingFaceTarget
 from treeflash.target.lean import LeanDecoder
 from treeflash.target.model_files import check_folder, check_hub, check_report
 from treeflash.target.probe import probe
 
+_log = getLogger(__name__)
 # What a library says in a sentence of its own; of others, a KeyError for instance, the kind has to be told.
 _SENTENCES = (OSError, ValueError, RuntimeError, ImportError, SafetensorError, StrictDataclassError)
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
@@ -107,7 +110,8 @@ def load_target(
 
     Args:
         name: Folder or hub name.
-        dtype: "auto" takes the model's own; otherwise "float32", "bfloat16", ...
+        dtype: "auto" takes the model's own; "fastest" takes bfloat16, or float32 where the device emulates
+            products in bfloat16, which is logged; otherwise "float32", "bfloat16", ...
         device: "auto" takes a GPU when there is one; otherwise "cpu", "cuda:1", ...
         lean: As in `wrap_model`.
         compiled: As in `wrap_model`.
@@ -123,7 +127,8 @@ def load_target(
             while it loads.
         UnsupportedTargetError: When it cannot be verified in trees.
     """
-    wanted, place = torch_dtype(dtype), torch_device(device)
+    place = torch_device(device)
+    wanted = torch_dtype(dtype, place)
     origin: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision}
     with _quiet_loading(), _one_error(f"{called} {str(name)!r}"):
         model = _load_model(name, wanted, origin)
@@ -164,11 +169,12 @@ def _load_model(name: str | Path, dtype: torch.dtype | str, origin: Mapping[str,
     return model
 
 
-def torch_dtype(name: str) -> torch.dtype | str:
-    """Reads a floating dtype's name; "auto" stays as it is.
+def torch_dtype(name: str, device: torch.device) -> torch.dtype | str:
+    """Reads a floating dtype's name.
 
     Args:
-        name: The name.
+        name: The name; "auto" stays as it is, "fastest" depends on the device.
+        device: Where the model goes.
 
     Returns:
         The dtype.
@@ -176,11 +182,21 @@ def torch_dtype(name: str) -> torch.dtype | str:
     Raises:
         InputError: For any other name.
     """
-    if name == "auto":
+    if name == AUTO:
         return name
+    if name == FASTEST:
+        if multiplies_bfloat16(device):
+            return torch.bfloat16
+        told = instructions() if device.type == "cpu" else device
+        _log.warning(
+            "%s has no products in bfloat16: the target is read in float32 (--dtype bfloat16 insists)", told
+        )
+        return torch.float32
     if name not in DTYPES:
         *others, last = DTYPES
-        raise InputError(f"target.dtype: expected auto, {', '.join(others)} or {last}, found {name!r}")
+        raise InputError(
+            f"target.dtype: expected {AUTO}, {FASTEST}, {', '.join(others)} or {last}, found {name!r}"
+        )
     return DTYPES[name]
 
 

@@ -1,7 +1,8 @@
 """The tree with the most expected tokens a second: as many nodes as are worth what they cost."""
 
+import logging
 from collections.abc import Sequence
-from typing import Self
+from functools import partial
 
 import attrs
 import torch
@@ -16,6 +17,9 @@ from treeflash.statistics import StepRecord
 from treeflash.tree import TokenTree
 from treeflash.types import Limits
 
+_log = logging.getLogger(__name__)
+# Nodes of a tree where costs are not known: few enough to be cheap on most machines.
+_FALLBACK = 8
 # Steps that are looked back at: enough to tell a text's mood, few enough to follow it.
 _RECENT = 16
 # Steps without a draft after drafts that did not pay, before one is tried again.
@@ -82,10 +86,25 @@ class CostAware(Selector):
     tree: OptTree
 
     @classmethod
-    def from_options(cls, options: CostAwareOptions, context: BuildContext) -> Self:
-        """Measures the target, or reads what was measured."""
-        costs = PassCosts.of_target(context.target, options.most + 1, refresh=options.refresh)
-        return cls(costs, OptTree(options.most, options.depth, options.beam))
+    def from_options(cls, options: CostAwareOptions, context: BuildContext) -> Selector:  # type: ignore[override]
+        """Times the target's passes, or reads what was timed; without a clock, takes the heaviest nodes."""
+        tree = OptTree(options.most, options.depth, options.beam)
+        if not context.by_clock:
+            return tree
+        costs = PassCosts.of_target(
+            context.target,
+            options.most + 1,
+            refresh=options.refresh,
+            progress=partial(context.progress, "timing passes, once per machine"),
+        )
+        if costs is not None:
+            return cls(costs, tree)
+        _log.warning(
+            "cost-aware: the target's passes are too slow to be timed now; trees of %d nodes are drafted "
+            "instead",
+            min(_FALLBACK, options.most),
+        )
+        return attrs.evolve(tree, budget=min(_FALLBACK, options.most))
 
     def plan(self, steps: Sequence[StepRecord], limits: Limits) -> Limits:
         """Decides whether to draft; if so, no more than twice what was worth it lately."""
