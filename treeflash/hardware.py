@@ -48,8 +48,8 @@ def multiplies_bfloat16(device: torch.device) -> bool:
         device: The device.
     """
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     # What oneDNN may use: it heeds its environment variable, but takes AVX-512 alone for enough.
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():

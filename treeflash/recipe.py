@@ -198,6 +198,20 @@ class Recipe:
                 components[kind] = part.build(context)
             return Decoder(target, **components)
 
+    def locate_target(self, registry: Registry) -> str | Path:
+        """Makes sure that the target is on disk, where a plugin provides it: that may be a download.
+
+        Args:
+            registry: What is installed.
+
+        Returns:
+            Its folder, or a hub name.
+
+        Raises:
+            TreeflashError: When it is not to be had.
+        """
+        return find_model(self.target.model, registry, "target.model")
+
     def load_target(self, registry: Registry) -> "Target":
         """Loads the target alone.
 

@@ -50,6 +50,17 @@ class Statistics:
         return sum(step.num_emitted for step in self.steps)
 
     @property
+    def share_drafted(self) -> float:
+        """Share of the steps that drafted something; 0 when there was none."""
+        return sum(step.tried for step in self.steps) / len(self.steps) if self.steps else 0.0
+
+    @property
+    def plain_seconds(self) -> float | None:
+        """Time of an average step that drafted nothing; None when there was none or it was not measured."""
+        times = [step.total for step in self.steps if not step.tried and step.total > 0]
+        return sum(times) / len(times) if times else None
+
+    @property
     def block_efficiency(self) -> float:
         """Tau: emitted tokens per verification pass; 0 when there was none."""
         return self.num_emitted / len(self.steps) if self.steps else 0.0

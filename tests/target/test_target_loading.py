@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 import treeflash
 from treeflash.errors import InputError, TreeflashError, UnsupportedTargetError
+from treeflash.hardware import instructions, multiplies_bfloat16
 from treeflash.target import HuggingFaceTarget, load_target
 from treeflash.target.loading import torch_device, torch_dtype
 from treeflash.testing.families import tiny_model
@@ -80,20 +81,48 @@ def test_a_device_that_is_absent_is_named(models, name):
 
 @pytest.mark.parametrize("name", ["foo", "int8", "complex64", "Tensor", "float_32", "", "__name__"])
 def test_a_dtype_that_is_none_is_answered_with_the_choices(models, name):
-    choices = "dtype: expected auto, float32, float64, bfloat16 or float16, found"
+    choices = "dtype: expected auto, fastest, float32, float64, bfloat16 or float16, found"
     with pytest.raises(InputError, match=choices) as caught:
         load_target(models / "tiny-target", dtype=name)
     assert repr(name) in str(caught.value)
 
 
+CPU = torch.device("cpu")
+
+
 def test_a_dtypes_name_is_the_dtypes():
-    assert torch_dtype("bfloat16") == torch.bfloat16
-    assert torch_dtype("auto") == "auto"
+    assert torch_dtype("bfloat16", CPU) == torch.bfloat16
+    assert torch_dtype("auto", CPU) == "auto"
+
+
+@pytest.mark.parametrize("multiplies", [False, True])
+def test_the_fastest_dtype_goes_by_the_processor(multiplies, monkeypatch, caplog):
+    """Where products in bfloat16 are emulated, float32 is faster, and it is said how to insist."""
+    monkeypatch.setattr("treeflash.target.loading.multiplies_bfloat16", lambda device: multiplies)
+    assert torch_dtype("fastest", CPU) == (torch.bfloat16 if multiplies else torch.float32)
+    assert caplog.text.count("--dtype bfloat16 insists") == (not multiplies)
+
+
+@pytest.mark.parametrize(
+    ("onednn", "found", "expected"),
+    [
+        (False, {"architecture": "x86_64", "avx512_bf16": True}, False),  # left unused
+        (True, {"architecture": "x86_64", "avx512_f": True}, False),  # emulated
+        (True, {"architecture": "x86_64", "avx512_bf16": True}, True),
+        (True, {"architecture": "x86_64", "amx_bf16": True}, True),
+        (True, {"architecture": "aarch64"}, True),
+    ],
+)
+def test_what_multiplies_bfloat16(onednn, found, expected, monkeypatch):
+    monkeypatch.setattr("torch.ops.mkldnn._is_mkldnn_bf16_supported", lambda: onednn)
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: found)
+    assert multiplies_bfloat16(CPU) == expected
+    assert ("bfloat16" in instructions()) == expected
 
 
 def test_a_dtype_that_no_model_computes_in_is_refused():
     with pytest.raises(InputError):
-        torch_dtype("float8_e4m3fn")
+        torch_dtype("float8_e4m3fn", CPU)
 
 
 def test_a_device_without_numbers_is_refused():

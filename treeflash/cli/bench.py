@@ -18,6 +18,7 @@ from treeflash.cli.options import (
     require_charts,
     resumable,
 )
+from treeflash.cli.waiting import waiting
 from treeflash.errors import InputError
 from treeflash.evaluation.arms import ArmText, check_arms, open_arms
 from treeflash.evaluation.prompt_sets import open_set, same_names
@@ -101,7 +102,8 @@ def bench(
     from treeflash.evaluation.summary import summarise
     from treeflash.training.folders import read_manifest
 
-    target, opened = open_arms(asked, registry, laid)
+    with waiting("loading the target") as progress:
+        target, opened = open_arms(asked, registry, laid, progress=progress)
     # On a CPU stages are timed always.
     timed = time_stages or (profiled and target.device.type != "cpu")
     settings = BenchSettings(max_new_tokens, temperature, seed, timed)

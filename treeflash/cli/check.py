@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeflash.cli.options import dtype_option, laid_over, overrides_option, recipe_argument
+from treeflash.cli.waiting import waiting
 from treeflash.plugins import Registry
 from treeflash.recipe import Recipe
 
@@ -31,9 +32,11 @@ def check(recipe: str, dtype: str | None, overrides: tuple[str, ...]) -> None:
     laid = laid_over(overrides, dtype)
     Recipe.check_outline(recipe, registry, laid)
     checked = Recipe.load(recipe, registry, laid)
-    decoder = checked.build(registry)
+    checked.locate_target(registry)  # shows its own progress
+    with waiting("loading the target") as progress:
+        decoder = checked.build(registry, progress=progress)
     click.echo(f"{checked.path}: fits")
-    for line in (*_target(decoder), *_parts(decoder, checked)):
+    for line in (*_target(decoder), *_parts(decoder, checked), *_costs(decoder)):
         click.echo(f"  {line}")
 
 
@@ -88,6 +91,20 @@ def _parts(decoder: "Decoder", recipe: Recipe) -> list[str]:
         if kind == "verifier" and not decoder.lossless:
             memory += ", lossy on purpose: the text may differ from the target's own"
         lines.append(f"{kind}: {part.use}{memory}")
+    return lines
+
+
+def _costs(decoder: "Decoder") -> list[str]:
+    """What passes were timed at, for selectors that go by it."""
+    costs = getattr(decoder.selector, "costs", None)
+    if costs is None:
+        return []
+    lines = ["milliseconds of a pass of the target, by its rows (the root and the nodes of its tree):"]
+    for length, seconds in zip(costs.lengths, costs.seconds, strict=True):
+        taken = ", ".join(
+            f"{1000 * value:.1f} of {rows}" for rows, value in zip(costs.sizes, seconds, strict=True)
+        )
+        lines.append(f"  after {length} tokens: {taken}")
     return lines
 
 

@@ -16,6 +16,7 @@ from treeflash.cli.options import (
     require_charts,
 )
 from treeflash.cli.suggestions import Choice
+from treeflash.cli.waiting import waiting
 from treeflash.errors import InputError
 from treeflash.evaluation.arms import ArmText, check_arms, open_arms
 from treeflash.plugins import Registry
@@ -108,7 +109,8 @@ def evaluate(
 
     parts = {"heldout": "heldout", "train": "train", "all": None}
     settings = EvalSettings(parts[split], limit, anchors, paths, budgets, real, seed)  # type: ignore[arg-type]
-    target, opened = open_arms(asked, registry, laid)
+    with waiting("loading the target") as progress:
+        target, opened = open_arms(asked, registry, laid, progress=progress, by_clock=False)
     make_folder(out)
     with progress_bar() as bar:
         task = bar.add_task("answers", total=limit, figures="")

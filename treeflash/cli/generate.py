@@ -8,6 +8,7 @@ import attrs
 import click
 
 from treeflash.cli.options import dtype_option, laid_over, overrides_option, recipe_argument
+from treeflash.cli.waiting import waiting
 from treeflash.errors import InputError
 from treeflash.plugins import Registry
 from treeflash.ranges import MAX_SEED
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from treeflash.engine import Decoder, Emission, Generation
     from treeflash.engine.audit import Audit
     from treeflash.target.text import TextCodec
+    from treeflash.target_interface import Target
 
 
 @click.command()
@@ -61,14 +63,19 @@ def generate(
         raise InputError(f"expected the recipe first and the prompt behind it, found {prompt!r} for a prompt")
     laid = laid_over(overrides, dtype)
     Recipe.check_outline(recipe, registry, laid)
-    # What takes seconds to import comes after all that can be refused without it.
-    from treeflash.engine.audit import MISMATCH, audited
-    from treeflash.engine.stopping import STOP_TOKEN
-    from treeflash.target.text import TextStream
+    with waiting("starting"):
+        # What takes seconds to import comes after all that can be refused without it.
+        from treeflash.engine.audit import MISMATCH, audited
+        from treeflash.engine.stopping import STOP_TOKEN
+        from treeflash.target.text import TextStream
 
-    checked = Recipe.load(recipe, registry, laid)
-    decoder = checked.build(registry)
-    codec = _codec(decoder)
+        checked = Recipe.load(recipe, registry, laid)
+    checked.locate_target(registry)  # shows its own progress
+    with waiting("loading the model") as progress:
+        target = checked.load_target(registry)
+        codec = _codec(target)
+        prompt_ids = codec.encode_raw(prompt) if raw else codec.encode_chat(prompt)
+        decoder = checked.build(registry, target, progress=progress)
     stream = TextStream(codec)
     pieces: list[str] = []
 
@@ -87,7 +94,6 @@ def generate(
             emitted = emission.path[: len(emission.token_ids) + 1]
             click.echo(f"\n{emission.tree.picture(spell, emitted)}", err=as_json)
 
-    prompt_ids = codec.encode_raw(prompt) if raw else codec.encode_chat(prompt)
     settings: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
@@ -105,6 +111,9 @@ def generate(
         click.echo(json.dumps(report if found is None else {**report, "audit": attrs.asdict(found)}))
     else:
         click.echo(f"\n\n{_summary(result)}")
+        advice = _advice(result, decoder)
+        if advice:
+            click.echo(advice, err=True)
         if found is not None:
             click.echo(f"[audit: {_verdict(found, decoder)}]")
     if found is not None and found.kind == MISMATCH:
@@ -139,10 +148,9 @@ def _verdict(found: "Audit", decoder: "Decoder") -> str:
     return f"{found.kind} at new token {found.first_difference}"
 
 
-def _codec(decoder: "Decoder") -> "TextCodec":
+def _codec(target: "Target") -> "TextCodec":
     from treeflash.target import HuggingFaceTarget
 
-    target = decoder.target
     if not isinstance(target, HuggingFaceTarget):
         raise InputError(f"expected a Hugging Face model to read text with, found {type(target).__name__}")
     return target.require_text()
@@ -161,6 +169,24 @@ def _report(result: "Generation", text: str) -> dict[str, Any]:
         "accepted_per_depth": statistics.accepted_per_depth,
         "stop_reason": result.stop_reason,
     }
+
+
+def _advice(result: "Generation", decoder: "Decoder") -> str:
+    """What to try where drafting made the answer slower than plain decoding would have been."""
+    statistics, costs = result.statistics, getattr(decoder.selector, "costs", None)
+    plain = statistics.plain_seconds
+    if plain is None and costs is not None:
+        (plain,) = costs.up_to(0, result.prompt_tokens + result.new_tokens)
+    if plain is None or not statistics.share_drafted:
+        return ""
+    speedup = result.tokens_per_second * plain
+    if speedup >= 1:
+        return ""
+    return (
+        f"[drafts did not pay here: {statistics.share_drafted:.0%} of the steps drafted, and the answer came "
+        f"at about {speedup:.2f} times the speed of plain decoding; try a smaller tree, another --dtype or "
+        "another drafter]"
+    )
 
 
 def _summary(result: "Generation") -> str:

@@ -20,7 +20,7 @@ from rich.table import Column
 
 from treeflash.cli.suggestions import Choice
 from treeflash.errors import InputError
-from treeflash.ranges import DTYPE_NAMES
+from treeflash.ranges import AUTO, DTYPE_NAMES, FASTEST
 from treeflash.recipe_tables import merge, parse_overrides
 
 
@@ -56,7 +56,9 @@ overrides_option = click.option(
     help="Override the recipe: selector.budget=31.",
 )
 dtype_option = click.option(
-    "--dtype", type=Choice(("auto", *DTYPE_NAMES)), help="What to compute in, in place of the recipe's."
+    "--dtype",
+    type=Choice((AUTO, FASTEST, *DTYPE_NAMES)),
+    help="What to compute in, in place of the recipe's.",
 )
 
 

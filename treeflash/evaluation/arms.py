@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +99,12 @@ def check_arms(asked: Sequence[ArmText], registry: Registry, overrides: Mapping[
 
 
 def open_arms(
-    asked: Sequence[ArmText], registry: Registry, overrides: Mapping[str, Any]
+    asked: Sequence[ArmText],
+    registry: Registry,
+    overrides: Mapping[str, Any],
+    *,
+    progress: Callable[[str, int, int], None] = lambda task, done, total: None,
+    by_clock: bool = True,
 ) -> "tuple[HuggingFaceTarget, list[Arm]]":
     """Loads one target and builds all arms on it, plain decoding first.
 
@@ -107,6 +112,8 @@ def open_arms(
         asked: The arms.
         registry: What is installed.
         overrides: What is laid over all recipes; an arm's own go before it.
+        progress: As in `Recipe.build`.
+        by_clock: As in `Recipe.build`.
 
     Returns:
         The target, and the arms.
@@ -133,7 +140,7 @@ def open_arms(
         raise InputError(f"expected a Hugging Face model to measure, found {type(target).__name__}")
     arms = [Arm(PLAIN, None, Decoder(target))]
     for arm, recipe in zip(asked, recipes, strict=True):
-        decoder = recipe.build(registry, target)
+        decoder = recipe.build(registry, target, progress=progress, by_clock=by_clock)
         arms.append(Arm(arm.name, recipe, decoder, weights_of(recipe, registry)))
     return target, arms
 

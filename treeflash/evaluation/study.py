@@ -146,7 +146,13 @@ class Study:
             trained = plan.trained
             recipe = str(self._drafter(trained) / "recipe.toml") if trained is not None else str(plan.recipe)
             asked.append(ArmText(name, recipe, parse_overrides(plan.set)))
-        return open_arms(asked, self.registry, {"target": self.plan.target})
+        return open_arms(
+            asked,
+            self.registry,
+            {"target": self.plan.target},
+            progress=self.on_progress,
+            by_clock=bool(self.plan.benches),
+        )
 
     def sets(self, plan: BenchPlan) -> list[PromptSet]:
         """Reads the prompt sets of a measurement.
