@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -10,8 +11,11 @@ from click.testing import CliRunner
 
 import treeflash
 from treeflash.cli import commands
-from treeflash.engine import Decoder
+from treeflash.cli.generate import _advice
+from treeflash.costs import PassCosts
+from treeflash.engine import Decoder, Generation
 from treeflash.errors import InputError
+from treeflash.statistics import Statistics, StepRecord
 from treeflash.target.text import TextStream
 
 RECIPES = ["tiny-plain", "tiny-dflash", "tiny-ddtree", "tiny-treeflash"]
@@ -258,3 +262,32 @@ def test_help_names_every_option():
     options = ["--max-new-tokens", "--temperature", "--seed", "--dtype", "-o", "--raw", "--json"]
     for option in ["RECIPE", "PROMPT", *options]:
         assert option in out
+
+
+class TestAdvice:
+    """What is said after an answer that drafts made slower."""
+
+    def advice(self, totals, costs=None):
+        steps = [
+            StepRecord(3 * tried, 2, emitted - 1, emitted, {}, total, tried=tried)
+            for tried, emitted, total in totals
+        ]
+        seconds = sum(step.total for step in steps)
+        result = Generation([0] * 9, 5, "max_new_tokens", Statistics(steps, 0.1, seconds))
+        decoder = SimpleNamespace(selector=SimpleNamespace(costs=costs))
+        return _advice(result, decoder)
+
+    def test_drafts_that_cost_more_than_they_brought(self):
+        found = self.advice([(True, 2, 4.0), (True, 2, 4.0), (False, 1, 1.0), (False, 1, 1.0)])
+        assert "50% of the steps drafted" in found
+        assert "about 0.60 times the speed of plain decoding" in found
+
+    def test_by_timed_passes_where_every_step_drafted(self):
+        costs = PassCosts([1, 4], [64], [[1.0, 2.0]])
+        assert "about 0.50 times" in self.advice([(True, 1, 2.0)] * 3, costs)
+        assert self.advice([(True, 3, 2.0)] * 3, costs) == ""
+
+    def test_drafts_that_paid_or_were_none(self):
+        assert self.advice([(True, 4, 2.0), (False, 1, 1.0)]) == ""
+        assert self.advice([(False, 1, 1.0)] * 3) == ""
+        assert self.advice([(True, 1, 2.0)] * 3) == ""  # nothing to compare with
