@@ -171,7 +171,8 @@ def misfit(tmp_path, models):
 
 
 def test_a_drafter_of_another_target_is_one_message(misfit, run, tmp_path):
-    status, out, err = run(misfit(num_target_layers=36, rope_theta=1e6, vocab_size=96))
+    rope = {"rope_theta": 1e6, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+    status, out, err = run(misfit(num_target_layers=36, vocab_size=96, **rope))
     assert (status, out) == (2, "")
     assert err.splitlines() == [
         f"treeflash: {tmp_path}/mine.toml: {tmp_path}/drafter: 3 faults",
