@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from treeflash.errors import CompositionError
-from treeflash.proposal import FrontierProposal, Proposal, TableProposal
+from treeflash.proposal import TOKEN_BITS, FrontierProposal, Proposal, TableProposal
 from treeflash.returned import spell_value
 from treeflash.sampling import Draws
 from treeflash.statistics import StepRecord
@@ -289,12 +289,22 @@ def _next_contexts(lattice: Lattice, token_ids: Tensor) -> Tensor:
         return following
     children = token_ids[:, :-1, :, :, None]
     kept = contexts[:, :-1, :, None, 1:].expand(*children.shape[:-1], -1)
-    reached = torch.cat([kept, children], dim=-1)[..., :history]
-    wanted = contexts[:, 1:, None, None]
-    same = (reached[..., None, :] == wanted).all(dim=-1) & lattice.is_context[:, 1:, None, None]
-    index = same.to(torch.uint8).argmax(dim=-1)
-    following[:, :-1] = torch.where(same.any(dim=-1), index, -1)
+    reached = _packed(torch.cat([kept, children], dim=-1)[..., :history]).flatten(2)
+    # Looked up in order, since comparing all with all takes a table of children by contexts.
+    wanted = _packed(contexts[:, 1:]).masked_fill(~lattice.is_context[:, 1:], -1)
+    ordered, order = wanted.sort(dim=2, stable=True)
+    place = torch.searchsorted(ordered, reached).clamp(max=ordered.shape[2] - 1)
+    index = order.gather(2, place).masked_fill(ordered.gather(2, place) != reached, -1)
+    following[:, :-1] = index.view_as(following[:, :-1])
     return following
+
+
+def _packed(contexts: Tensor) -> Tensor:
+    """Contexts of up to two tokens, int64 `[..., H]`, as a number each, int64 `[...]`."""
+    numbers = contexts.new_zeros(contexts.shape[:-1])
+    for tokens in contexts.unbind(-1):
+        numbers = numbers << TOKEN_BITS | tokens
+    return numbers
 
 
 class Selector(Component, ABC):

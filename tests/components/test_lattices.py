@@ -6,8 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from treeflash import interfaces
+from treeflash.components.builders.frontier import Frontier
 from treeflash.components.builders.top_m import TopM
 from treeflash.interfaces import Refiner
 from treeflash.types import BlockDraft, DraftHead, Lattice, Limits
@@ -16,14 +18,14 @@ VOCABULARY = 6
 LIMITS = Limits(nodes=20, depth=5)
 
 
-def random_draft(seed, depth):
+def random_draft(seed, depth, vocabulary=VOCABULARY):
     """Hidden states that are their own logits."""
-    logits = torch.randn(1, depth, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+    logits = torch.randn(1, depth, vocabulary, generator=torch.Generator().manual_seed(seed))
     head = DraftHead(
-        embed=lambda ids: torch.nn.functional.one_hot(ids, VOCABULARY).float(),
+        embed=lambda ids: torch.nn.functional.one_hot(ids, vocabulary).float(),
         norm=lambda hidden: hidden,
         project=lambda normed: normed,
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
     )
     return BlockDraft(torch.tensor([[4, 5]]), logits, logits, head)
 
@@ -99,6 +101,59 @@ def test_transitions(history, seed, depth, branching, children, trimmed):
                 contexts[level + 1].index(after) if level + 1 < depth and after in contexts[level + 1] else -1
             )
             assert int(table.next_context[0, level, context, child]) == wanted
+
+
+class Largest(TorchDispatchMode):
+    """Notes the size of the largest tensor that is made."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else [out]:
+            self.numel = max(self.numel, tensor.numel())
+        return out
+
+
+@pytest.mark.parametrize("history", [0, 1, 2])
+@given(data=st.data(), depth=st.integers(1, 3), width=st.integers(1, 5))
+def test_next_contexts_of_several_rows(history, data, depth, width):
+    """No table of all children by all contexts, and each child finds the first context that it leads to."""
+    seed = data.draw(st.integers(0, 1000))
+    generator = torch.Generator().manual_seed(seed)
+    contexts = torch.randint(0, 3, (2, depth, width, history), generator=generator)
+    is_context = torch.rand(2, depth, width, generator=generator) < 0.7
+    token_ids = torch.randint(0, 3, (2, depth, width, 4), generator=generator)
+    with Largest() as largest:
+        found = interfaces._next_contexts(Lattice(contexts, is_context, 4), token_ids)
+    assert largest.numel <= token_ids.numel() * max(1, history)
+    for row, level, context, child in itertools.product(range(2), range(depth), range(width), range(4)):
+        reached = [*contexts[row, level, context].tolist(), int(token_ids[row, level, context, child])]
+        below = contexts[row, level + 1].tolist() if level + 1 < depth else []
+        matching = [
+            place
+            for place, tokens in enumerate(below)
+            if is_context[row, level + 1, place] and tokens == reached[1:][:history]
+        ]
+        assert int(found[row, level, context, child]) == (matching[0] if matching else -1)
+
+
+@pytest.mark.parametrize("history", [1, 2])
+def test_contexts_take_no_table_of_all_pairs(history):
+    draft = random_draft(0, 4, vocabulary=600)
+    with Largest() as largest:
+        lattice = TopM(500, 500).build(draft, history, LIMITS)
+    assert lattice.contexts.shape == (1, 4, 500, history)
+    assert largest.numel < 500 * 50
+
+
+@pytest.mark.parametrize("builder", [TopM(6, 6), Frontier(6)])
+def test_no_more_children_than_a_tree_has_nodes(builder):
+    draft = random_draft(0, 3)
+    assert builder.build(draft, 1, Limits(4, 3)).children == 4
+    assert builder.build(draft, 1, Limits(9, 3)).children == 6
 
 
 def test_what_is_no_context_is_not_gone_on_from():

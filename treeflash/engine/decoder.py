@@ -21,6 +21,7 @@ from treeflash.engine.stopping import StopRule
 from treeflash.engine.stopwatch import Stopwatch
 from treeflash.errors import CompositionError, InputError, first_line
 from treeflash.interfaces import INTERFACES, Drafter, Refiner, Selector, TreeBuilder, Verifier
+from treeflash.ranges import MOST_NODES
 from treeflash.returned import named, spell_value
 from treeflash.sampling import Draws
 from treeflash.statistics import Statistics, StepRecord
@@ -38,8 +39,6 @@ _INTEGERS = {
     torch.int32,
     torch.int64,
 }
-# More than any selector asks for; what it makes of it sizes the cache.
-_UNLIMITED_NODES = 1 << 16
 
 
 @attrs.define(eq=False)
@@ -231,7 +230,7 @@ class Decoder:
     def _run(self, prompt: Tensor, rule: StopRule, draws: Draws, watch: Stopwatch) -> Iterator[Emission]:
         """The loop."""
         begin = time.perf_counter()
-        most = Limits(_UNLIMITED_NODES, self.drafter.max_depth)
+        most = Limits(MOST_NODES, self.drafter.max_depth)
         room = planned(self.selector, (), most).nodes if most.depth else 0
         state, tokens = self._prefill(prompt, prompt.shape[1] + rule.limit + room + 1, draws)
         emitted, reason = rule.clip(tokens, 0)

@@ -12,11 +12,11 @@ class Frontier(TreeBuilder):
     """Refines level by level, for the frontier alone: fewer evaluations, one small pass a depth.
 
     Attributes:
-        children: Children kept per node, K.
+        children: Children kept per node, K; no more than a tree has nodes.
     """
 
     children: int = attrs.field(default=16, validator=ge(1))
 
     def build(self, draft: BlockDraft, history: int, limits: Limits) -> OnDemand:
         """Leaves the contexts to the selector."""
-        return OnDemand(self.children)
+        return OnDemand(min(self.children, limits.nodes))
