@@ -116,7 +116,8 @@ class Drafter(Component, ABC):
 
         Args:
             batch_size: B.
-            capacity: Positions a sequence can grow to, drafts included.
+            capacity: Positions a sequence can grow to, drafts included. A bound that most texts stay far
+                below: make room as they come (`treeflash.room`).
 
         Returns:
             Whatever the drafter needs to remember of a sequence.

@@ -54,7 +54,8 @@ class Target(Protocol):
 
         Args:
             batch_size: B.
-            capacity: Cache rows a sequence may need, trees included.
+            capacity: Cache rows a sequence may come to need, trees included: a bound that most texts stay
+                far below.
             tap_layers: Layers whose outputs `prefill` and `verify` return.
         """
         ...

@@ -15,6 +15,7 @@ from functools import partial
 import pytest
 import torch
 
+from treeflash import room
 from treeflash.components.builders.marginal import Marginal
 from treeflash.components.refiners.none import NoRefiner
 from treeflash.components.selectors.opt_tree import OptTree
@@ -90,8 +91,9 @@ def untraced(monkeypatch):
 
 
 @pytest.mark.compiler
-def test_windows_of_some_layers(traced):
-    """They are seen by masks, which a single row has too."""
+def test_windows_of_some_layers(traced, monkeypatch):
+    """They are seen by masks, which a single row has too. The same graphs read a cache that has grown."""
+    monkeypatch.setattr(room, "_BLOCK", 4)
     model = tiny_model("qwen3", dtype=torch.float64, **WINDOWED)
     target, before = wrap_model(model, compiled=True), count_graphs()
     assert len(target.windows) == 2

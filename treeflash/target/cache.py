@@ -1,4 +1,4 @@
-"""A key/value cache of fixed room, written in place and rewound in place.
+"""A key/value cache that is written and rewound in place, and grows with its text.
 
 The rows up to `length` are committed: row r holds position r. The rows of a tree are written behind
 them, all at once or level by level, and `keep` moves those of the accepted path up.
@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from treeflash.errors import InputError
+from treeflash.room import empty_rows, enlarged, rows_to_make
 
 
 @attrs.define
@@ -20,12 +21,16 @@ class Extent:
     """Shared by the layers of one cache.
 
     Attributes:
-        capacity: Rows there is room for.
+        capacity: Rows that can ever be needed.
+        rows: Rows that there is room for now.
+        num_layers: Layers that share it.
         lengths: int64 `[B]` on the CPU: committed rows of each sequence.
         end: Where the next pass writes. Every layer asks, so that it is worked out once a pass.
     """
 
     capacity: int
+    rows: int
+    num_layers: int
     lengths: Tensor
     end: int = 0
 
@@ -41,7 +46,7 @@ class Extent:
 
 
 class TreeCacheLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here
-    """Keys and values of one attention layer, `[B, heads, capacity, d]`.
+    """Keys and values of one attention layer, `[B, heads, rows, d]`.
 
     Args:
         extent: Shared with the other layers.
@@ -54,13 +59,29 @@ class TreeCacheLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
         self.extent = extent
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocates on first use, when the shapes are known."""
-        rows = self.extent.capacity
-        self.keys, self.values = (
-            states.new_empty((*states.shape[:-2], rows, states.shape[-1]))
-            for states in (key_states, value_states)
-        )
+        """Allocates on first use, when the shapes are known.
+
+        Raises:
+            InputError: When the memory cannot hold as much for all layers.
+        """
+        rows, times = self.extent.rows, self._times
+        self.keys, self.values = empty_rows(key_states, rows, times), empty_rows(value_states, rows, times)
         self.is_initialized = True
+
+    def enlarge(self, rows: int, kept: int) -> None:
+        """Makes room for `rows` rows; the first `kept` stay.
+
+        Raises:
+            InputError: When there is not enough memory.
+        """
+        if self.is_initialized and self.keys.shape[-2] < rows:
+            self.keys = enlarged(self.keys, rows, kept, self._times)
+            self.values = enlarged(self.values, rows, kept, self._times)
+
+    @property
+    def _times(self) -> int:
+        """Tensors of all layers together."""
+        return 2 * self.extent.num_layers
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -88,7 +109,7 @@ class TreeCacheLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
         return self.extent.length
 
     def get_max_length(self) -> int:
-        """Rows there is room for."""
+        """Rows that can ever be needed."""
         return self.extent.capacity
 
 
@@ -97,12 +118,13 @@ class TreeCache(Cache):  # type: ignore[misc]  # transformers is untyped here
 
     Args:
         num_layers: Layers that keep keys and values.
-        capacity: Rows to make room for.
+        capacity: Rows that can ever be needed. Room is made as passes come to need it.
         batch_size: Sequences.
     """
 
     def __init__(self, num_layers: int, capacity: int, batch_size: int = 1) -> None:
-        self.extent = Extent(capacity, torch.zeros(batch_size, dtype=torch.int64))
+        lengths = torch.zeros(batch_size, dtype=torch.int64)
+        self.extent = Extent(capacity, rows_to_make(0, 0, capacity), num_layers, lengths)
         super().__init__(layers=[TreeCacheLayer(self.extent) for _ in range(num_layers)])
 
     @property
@@ -111,7 +133,7 @@ class TreeCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         return self.extent.length
 
     def reserve(self, rows: int, behind: int = 0) -> None:
-        """Says where the next pass writes, and checks that there is room for it.
+        """Says where the next pass writes, and makes room for it.
 
         Args:
             rows: Rows it writes.
@@ -119,14 +141,27 @@ class TreeCache(Cache):  # type: ignore[misc]  # transformers is untyped here
                 its next one is read.
 
         Raises:
-            InputError: When there is no room.
+            InputError: When there is none to be had.
         """
-        self.extent.end = self.length + behind
-        if self.extent.end + rows > self.extent.capacity:
+        extent = self.extent
+        extent.end = self.length + behind
+        needed = extent.end + rows
+        if needed > extent.capacity:
             raise InputError(
-                f"the cache has room for {self.extent.capacity} positions; "
-                f"expected at most {self.extent.capacity - self.extent.end} more, found {rows}"
+                f"the cache has room for {extent.capacity} positions; "
+                f"expected at most {extent.capacity - extent.end} more, found {rows}"
             )
+        if needed > extent.rows:
+            try:
+                self._enlarge(rows_to_make(needed, extent.rows, extent.capacity))
+            except InputError:
+                self._enlarge(needed)
+
+    def _enlarge(self, rows: int) -> None:
+        """Makes room in all layers."""
+        for layer in self.layers:
+            layer.enlarge(rows, self.extent.end)
+        self.extent.rows = rows
 
     def append(self, rows: int) -> None:
         """Commits the next `rows` rows, which a forward has just written."""

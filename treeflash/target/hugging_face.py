@@ -161,6 +161,7 @@ class HuggingFaceTarget(Reading):
     def prefill(self, state: TargetState, token_ids: Tensor) -> TargetOutput:
         """Reads a prompt, in pieces when it is long (see `Target.prefill`)."""
         taps, output = [], None
+        state.cache.reserve(token_ids.shape[1])  # for all pieces, before the first is read
         for begin in range(0, token_ids.shape[1], _PREFILL_CHUNK):
             piece = token_ids[:, begin : begin + _PREFILL_CHUNK]
             start, count = state.cache.length, piece.shape[1]

@@ -16,6 +16,7 @@ from treeflash.checkpoints.networks import placed, sized
 from treeflash.checkpoints.reader import SHOWN_FAULTS, Checkpoint, weight_misfits
 from treeflash.errors import CheckpointError, bullet_list
 from treeflash.interfaces import BuildContext, Drafter
+from treeflash.room import rows_to_make
 from treeflash.target_interface import Target
 from treeflash.types import DraftHead, Limits
 from treeflash_eagle3.expansion import Expansion
@@ -138,7 +139,7 @@ class Eagle3(Drafter):
     def start(self, batch_size: int, capacity: int) -> Eagle3State:
         """Makes an empty context."""
         config, weight = self.network.config, self.network.fc.weight
-        heads, width, rows = config.num_key_value_heads, config.head_dim, capacity + 1
+        heads, width, rows = config.num_key_value_heads, config.head_dim, rows_to_make(0, 0, capacity + 1)
         return Eagle3State(
             states=weight.new_zeros(batch_size, rows, config.hidden_size),
             cache=weight.new_zeros(2, batch_size, heads, rows, width),
@@ -152,6 +153,7 @@ class Eagle3(Drafter):
         and values do not depend on it.
         """
         assert taps is not None, "the engine taps what tap_layers asks for"
+        state.make_room_for_text(token_ids.shape[1])
         at = batch, rows = state.rows(token_ids.shape[1])
         state.states[batch, rows + 1] = self.network.fc(taps)
         embedded = self._bound().embed(token_ids)

@@ -5,6 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from treeflash.room import rows_to_make
+
 
 @attrs.define(eq=False)
 class Eagle3State:
@@ -15,7 +17,7 @@ class Eagle3State:
     Row 0 has no state before it and is never looked at.
 
     Attributes:
-        states: `[B, capacity + 1, D]`: the fused state of position t - 1 in row t.
+        states: `[B, rows, D]`: the fused state of position t - 1 in row t.
         cache: `[2, B, heads, rows, d]`: keys and values of token t and that state. Rows behind the committed
             ones are scratch room for drafts.
         lengths: int64 `[B]` on the CPU: tokens known. The anchor's row.
@@ -27,12 +29,13 @@ class Eagle3State:
 
     def make_room(self, rows: int) -> None:
         """Makes sure that the cache has so many rows; what is in it stays."""
-        have = self.cache.shape[3]
-        if rows > have:
-            # By half at least, so that a growing tree seldom copies. Zeros, since a mask does not keep a
-            # number that is none out of a product.
-            more = max(rows, have + have // 2) - have
-            self.cache = functional.pad(self.cache, (0, 0, 0, more))
+        self.cache = _with_room(self.cache, rows)
+
+    def make_room_for_text(self, count: int) -> None:
+        """Makes sure that `count` more tokens and an anchor have a row each."""
+        rows = int(self.lengths.max()) + count + 1
+        self.states = _with_room(self.states, rows)
+        self.make_room(rows)
 
     def rows(self, count: int) -> tuple[Tensor, Tensor]:
         """Index of the next rows of each sequence: int64 `[B, 1]` and `[B, count]` on the device."""
@@ -45,3 +48,12 @@ class Eagle3State:
         batch, rows = at
         for room, written in zip(self.cache, (keys, values), strict=True):
             room[batch, :, rows] = written.transpose(1, 2)
+
+
+def _with_room(states: Tensor, rows: int) -> Tensor:
+    """`[..., have, d]` with at least so many rows."""
+    have = states.shape[-2]
+    if rows <= have:
+        return states
+    # Zeros, since a mask does not keep a NaN out.
+    return functional.pad(states, (0, 0, 0, rows_to_make(rows, have) - have))

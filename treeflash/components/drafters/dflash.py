@@ -20,6 +20,7 @@ from treeflash.checkpoints.shortlist import read_shortlist
 from treeflash.components.drafters.dflash_network import DFlashNetwork
 from treeflash.errors import CheckpointError, bullet_list
 from treeflash.interfaces import BuildContext, Drafter
+from treeflash.room import enlarged, rows_to_make
 from treeflash.target_interface import Target
 from treeflash.types import BlockDraft, DraftHead, Limits
 
@@ -44,12 +45,25 @@ class DFlashState:
     """What the drafter remembers of its sequences.
 
     Attributes:
-        cache: `[layers, 2, B, heads, capacity, d]`: context keys and values, each written once.
+        cache: `[layers, 2, B, heads, rows, d]`: context keys and values, each written once.
         lengths: int64 `[B]` on the CPU: positions written.
+        capacity: Rows that can ever be needed.
     """
 
     cache: Tensor
     lengths: Tensor
+    capacity: int
+
+    def starts(self) -> int | Tensor:
+        """Where each row goes on: one number if all are as long."""
+        first = int(self.lengths[0])
+        return first if bool((self.lengths == first).all()) else self.lengths
+
+    def make_room(self, rows: int) -> None:
+        """Makes sure that the cache has so many rows behind the longest context."""
+        length, have = int(self.lengths.max()), self.cache.shape[-2]
+        if length + rows > have:
+            self.cache = enlarged(self.cache, rows_to_make(length + rows, have, self.capacity), length)
 
 
 @attrs.define(eq=False)
@@ -136,18 +150,19 @@ class DFlash(Drafter):
         self._project = target.project if self.columns is None else target.head(self.columns, target.dtype)
 
     def start(self, batch_size: int, capacity: int) -> DFlashState:
-        """Makes an empty context, with room for one block behind it."""
+        """Makes an empty context, with room for one block behind the longest."""
         config = self.network.config
         heads, width = config.num_key_value_heads, config.head_dim
-        layers, rows = len(self.network.layers), capacity + self.facts.block_size
+        layers, most = len(self.network.layers), capacity + self.facts.block_size
         weight = self.network.fc.weight
-        cache = weight.new_empty(layers, 2, batch_size, heads, rows, width)
-        return DFlashState(cache, torch.zeros(batch_size, dtype=torch.int64))
+        cache = weight.new_empty(layers, 2, batch_size, heads, rows_to_make(0, 0, most), width)
+        return DFlashState(cache, torch.zeros(batch_size, dtype=torch.int64), most)
 
     def extend(self, state: DFlashState, token_ids: Tensor, taps: Tensor | None, counts: Tensor) -> None:
         """Writes the new positions' context."""
         assert taps is not None, "the engine taps what tap_layers asks for"
-        self.network.write_context(taps, state.cache, int(state.lengths.max()))
+        state.make_room(taps.shape[1] + self.facts.block_size)
+        self.network.write_context(taps, state.cache, state.starts())
         state.lengths = state.lengths + counts
 
     def rewind(self, state: DFlashState, lengths: Tensor) -> None:
@@ -161,7 +176,7 @@ class DFlash(Drafter):
         assert project is not None, "bind comes first"
         masks = recent.new_full((recent.shape[0], self.max_depth), self.facts.mask_token_id)
         block = target.embed(torch.cat([recent[:, 1:], masks], dim=1))
-        hidden, normed = self.network(block, state.cache, int(state.lengths.max()))
+        hidden, normed = self.network(block, state.cache, state.starts())
         # Slot i predicts the token at slot i; slot 0 is the anchor itself.
         used = slice(1, 1 + min(self.max_depth, limits.depth))
         head = DraftHead(

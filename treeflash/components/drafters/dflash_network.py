@@ -25,6 +25,16 @@ def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return states * cos[:, None] + torch.cat([-high, low], dim=-1) * sin[:, None]
 
 
+def _write(room: Tensor, states: Tensor, start: int | Tensor) -> None:
+    """Writes `[..., B, heads, n, d]` into `[..., B, heads, capacity, d]`, from `start` of each row on."""
+    count = states.shape[-2]
+    if isinstance(start, int):
+        room.narrow(-2, start, count).copy_(states)
+        return
+    for row, first in enumerate(start.tolist()):
+        room.select(-4, row).narrow(-2, first, count).copy_(states.select(-4, row))
+
+
 @attrs.frozen(eq=False)
 class Piece:
     """Slots of a row of blocks whose attention is computed together, as training does.
@@ -99,9 +109,18 @@ class Attention(nn.Module):
         turned = _rotate(torch.cat([self.q_norm(queries), self.k_norm(keys)], dim=1), cos, sin)
         return turned[:, :heads], turned[:, heads:], values
 
-    def forward(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attention of `[B, heads, n, d]` over all of `[B, key heads, m, d]`: `[B, n, D]`."""
-        return self._output(functional.scaled_dot_product_attention(queries, keys, values, enable_gqa=True))
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None) -> Tensor:
+        """Attention of `[B, heads, n, d]` over `[B, key heads, m, d]`: `[B, n, D]`.
+
+        Args:
+            queries: `[B, heads, n, d]`.
+            keys: `[B, key heads, m, d]`.
+            values: As `keys`.
+            visible: bool `[B, 1, 1, m]`: which keys each row sees; None for all.
+        """
+        return self._output(
+            functional.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, enable_gqa=True)
+        )
 
     def of_pieces(
         self,
@@ -196,9 +215,18 @@ class DFlashNetwork(nn.Module):
                 else:
                     weight.copy_(torch.empty(weight.shape).normal_(std=0.02, generator=generator))
 
-    def positions(self, like: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines `[1, n, d]` of the positions from `start` on, for `like` `[B, n, D]`."""
-        ids = torch.arange(start, start + like.shape[1], device=like.device)[None]
+    def positions(self, like: Tensor, start: int | Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the positions from `start` on.
+
+        Args:
+            like: `[B, n, D]`.
+            start: The first, of all rows or int64 `[B]` on the CPU.
+
+        Returns:
+            `[1, n, d]`, or `[B, n, d]` where rows differ.
+        """
+        ids = torch.arange(like.shape[1], device=like.device)[None]
+        ids = ids + (start[:, None].to(ids.device, non_blocking=True) if isinstance(start, Tensor) else start)
         cos, sin = self.prepare_rotary()(like, ids)
         return cos, sin
 
@@ -209,13 +237,13 @@ class DFlashNetwork(nn.Module):
             self.__dict__["_rotary"] = Qwen3RotaryEmbedding(self.config).to(self.fc.weight.device)
         return self.__dict__["_rotary"]
 
-    def write_context(self, taps: Tensor, cache: Tensor, start: int) -> None:
+    def write_context(self, taps: Tensor, cache: Tensor, start: int | Tensor) -> None:
         """Writes the context keys and values of newly accepted positions.
 
         Args:
             taps: `[B, n, L * D]`, the target's tapped states.
             cache: `[layers, 2, B, heads, capacity, d]`, written at `start` to `start + n`.
-            start: Position of the first.
+            start: Position of the first, of all rows or int64 `[B]` on the CPU.
         """
         context = self.hidden_norm(self.fc(taps))
         cos, sin = self.positions(context, start)
@@ -231,30 +259,41 @@ class DFlashNetwork(nn.Module):
             normed = torch.stack(
                 [attention.k_norm(part) for attention, part in zip(attentions, keys, strict=True)]
             )
-            rows = slice(start + begin, start + begin + joined.shape[1])
-            cache[:, 0, :, :, rows] = _rotate(normed, cos[:, piece], sin[:, piece])
-            cache[:, 1, :, :, rows] = values
+            _write(cache[:, 0], _rotate(normed, cos[:, piece], sin[:, piece]), start + begin)
+            _write(cache[:, 1], values, start + begin)
 
-    def forward(self, block: Tensor, cache: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    def forward(self, block: Tensor, cache: Tensor, start: int | Tensor) -> tuple[Tensor, Tensor]:
         """Drafts one block.
 
         Args:
             block: Embeddings of the anchor and the masks, `[B, 1 + P, D]`.
             cache: `[layers, 2, B, heads, capacity, d]`: context up to `start`; the rows behind are
                 used as scratch room.
-            start: The anchor's position.
+            start: The anchor's position, of all rows or int64 `[B]` on the CPU.
 
         Returns:
             Hidden states before and behind the final norm, `[B, 1 + P, D]` each.
         """
         cos, sin = self.positions(block, start)
-        rows = slice(start, start + block.shape[1])
+        count, visible = block.shape[1], None
+        if isinstance(start, Tensor):
+            ends = (start + count).to(block.device, non_blocking=True)
+            seen = int(start.max()) + count
+            visible = (torch.arange(seen, device=block.device) < ends[:, None])[:, None, None]
+        else:
+            seen = start + count
         states = block
         for layer, room in zip(cast(list[Layer], self.layers), cache, strict=True):
             attention, normed = layer.self_attn, layer.input_layernorm(states)
             queries, keys, values = attention.queries_keys_values(normed, cos, sin)
-            room[0, :, :, rows], room[1, :, :, rows] = keys, values
-            states = states + attention(queries, room[0, :, :, : rows.stop], room[1, :, :, : rows.stop])
+            _write(room[0], keys, start)
+            _write(room[1], values, start)
+            keys, values = room[0, :, :, :seen], room[1, :, :, :seen]
+            if visible is not None:
+                # What is behind a shorter row was never written: a mask does not keep a NaN out.
+                hidden = ~visible.transpose(2, 3)
+                keys, values = keys.masked_fill(hidden, 0), values.masked_fill(hidden, 0)
+            states = states + attention(queries, keys, values, visible)
             states = states + layer.mlp(layer.post_attention_layernorm(states))
         return states, self.norm(states)
 
