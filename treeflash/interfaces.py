@@ -120,7 +120,10 @@ class Drafter(Component, ABC):
                 below: make room as they come (`treeflash.room`).
 
         Returns:
-            Whatever the drafter needs to remember of a sequence.
+            Whatever the drafter needs to remember of its sequences.
+
+        Raises:
+            InputError: For more rows than it can draft for.
         """
 
     @abstractmethod

@@ -174,3 +174,27 @@ def test_a_copy_has_maps_of_its_own(dtype):
     assert not torch.equal(check(other, dtype), before)
     assert torch.equal(check(made, dtype), before)
     assert list(other.state_dict()) == list(made.state_dict())
+
+
+@pytest.mark.parametrize("fill", [0.0, torch.nan])
+def test_rows_that_differ_in_length_are_read_as_each_alone(fill):
+    """Whatever stands behind the shorter ones."""
+    made = network(torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    taps = torch.randn(3, 8, 64, generator=generator, dtype=torch.float64)
+    blocks = torch.randn(3, BLOCK, 32, generator=generator, dtype=torch.float64)
+    cache = torch.full((3, 2, 3, 2, 20, 8), fill, dtype=torch.float64)
+    first, more = torch.tensor([3, 5, 1]), torch.tensor([3, 1, 2])
+    with torch.inference_mode():
+        made.write_context(taps[:, :5], cache, 0)
+        places = first[:, None, None] + torch.arange(3)[:, None]
+        made.write_context(taps.gather(1, places.expand(-1, -1, 64)), cache, first)
+        if fill != 0:
+            for row, length in enumerate((first + more).tolist()):
+                cache[:, :, row, :, length:] = fill
+        together = made(blocks, cache, first + more)
+        for row, length in enumerate((first + more).tolist()):
+            alone = torch.full((3, 2, 1, 2, 20, 8), fill, dtype=torch.float64)
+            made.write_context(taps[row : row + 1, :length], alone, 0)
+            for found, expected in zip(together, made(blocks[row : row + 1], alone, length), strict=True):
+                torch.testing.assert_close(found[row : row + 1], expected)

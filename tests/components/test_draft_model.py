@@ -9,6 +9,7 @@ from treeflash.components.selectors.chain import Chain
 from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.engine import Decoder
 from treeflash.target import HuggingFaceTarget
+from treeflash.testing.families import tiny_model
 from treeflash.testing.reference import reference_text
 from treeflash.types import Limits
 
@@ -79,13 +80,14 @@ def test_a_level_costs_one_pass_over_its_frontier_alone(device, monkeypatch):
 def test_children_and_depth_are_those_asked_for(device):
     drafter = drafter_of("llama", torch.float32, device, depth=4, children=2 * VOCAB)
     assert drafter.max_depth == 4
-    state = drafter.start(1, 32)
+    state = drafter.start(1, 1024)
     extend(drafter, state, [1, 2])
     with torch.inference_mode():
         for depth in (1, 3, 9):
-            proposal = propose(drafter, state, [1, 2, 3], Limits(5, depth))
-            assert proposal.depth == min(4, depth)
-            assert proposal.children(1, proposal.root()).token_ids.shape == (1, 1, VOCAB)
+            for nodes, width in ((5, 5), (3 * VOCAB, VOCAB)):  # a small tree has no room for all
+                proposal = propose(drafter, state, [1, 2, 3], Limits(nodes, depth))
+                assert proposal.depth == min(4, depth)
+                assert proposal.children(1, proposal.root()).token_ids.shape == (1, 1, width)
 
 
 def test_a_tree_that_outgrows_the_room_gets_fewer_levels(device):
@@ -153,3 +155,24 @@ def test_a_drafter_with_fewer_positions_stops_drafting_there(device):
     long = list(range(25))
     result = Decoder(target, drafter, selector=OptTree(5)).generate(long, max_new_tokens=5)
     assert list(result.token_ids) == reference_text(target.model, long, 5)
+
+
+def test_a_token_that_overflows_spoils_one_draft_alone(device):
+    """No mask keeps its states from the nodes beside it; of these none stays in the drafter's cache."""
+    target, model = (
+        HuggingFaceTarget(tiny_model("llama", vocab_size=VOCAB, dtype=torch.float64, device=device))
+        for _ in range(2)
+    )
+    prompt = [3, 1, 4]
+    plain = reference_text(target.model, prompt, 40)
+    unused = [token for token in range(VOCAB) if token not in {*prompt, *plain}]
+    with torch.no_grad():
+        model.model.get_input_embeddings().weight[unused] = torch.nan
+    # The target's own weights, and so warm that unlikely tokens are looked at too.
+    drafter = DraftModel(model, depth=4, children=4, temperature=50.0)
+    result = Decoder(target, drafter, selector=OptTree(10)).generate(prompt, max_new_tokens=40)
+    assert list(result.token_ids) == plain
+    accepted = [step.num_accepted for step in result.statistics.steps]
+    depths = [step.tree_depth for step in result.statistics.steps]
+    assert min(depths[:-2]) <= 2, "no draft was spoiled"
+    assert min(accepted[:-1]) >= 1, "the likeliest token comes next, whatever was drafted before"

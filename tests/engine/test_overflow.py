@@ -15,7 +15,9 @@ from treeflash.components.verifiers import sdpa_tree
 from treeflash.engine import Decoder
 from treeflash.engine.audit import MISMATCH, audited
 from treeflash.interfaces import Drafter
+from treeflash.plugins import Registry
 from treeflash.proposal import TableProposal
+from treeflash.recipe import Recipe
 from treeflash.target import wrap_model
 from treeflash.testing.families import tiny_model
 from treeflash.testing.reference import reference_text
@@ -86,6 +88,23 @@ class Case:
     empty_slots: bool
 
 
+SAMPLE = Case(
+    family="llama",
+    reading="lean",
+    dtype=torch.float32,
+    prompt=[3, 1, 4],
+    part="embedding",
+    value=float("nan"),
+    poisoned=1,
+    in_text=False,
+    temperature=0.0,
+    orders=[[0, 1, 2, 3]] * DEPTH,
+    weights=[-0.1, -1.5, -2.0, -3.0],
+    budget=9,
+    empty_slots=False,
+)
+
+
 @st.composite
 def cases(draw):
     part = draw(st.sampled_from(["embedding", "keys", "values"]))
@@ -107,6 +126,13 @@ def cases(draw):
         budget=draw(st.integers(1, 14)),
         empty_slots=draw(st.booleans()),
     )
+
+
+def as_on_a_gpu(patch):
+    """Trees are not cut to their nodes, and all nodes' tokens are chosen at once."""
+    for module in (opt_tree, tree, interfaces):
+        patch.setattr(module, "trims", lambda device: False)
+    patch.setattr(sdpa_tree, "chooses_on_the_way", lambda device: False)
 
 
 class Poison:
@@ -169,7 +195,51 @@ def check(case, device):
 def test_nothing_drafted_changes_a_text(case, device):
     with pytest.MonkeyPatch.context() as patch:
         if case.empty_slots:
-            for module in (opt_tree, tree, interfaces):
-                patch.setattr(module, "trims", lambda device: False)
-            patch.setattr(sdpa_tree, "chooses_on_the_way", lambda device: False)
+            as_on_a_gpu(patch)
         check(case, device)
+
+
+@pytest.mark.parametrize("reading", ["lean", "library"])
+def test_empty_slots_hold_no_token_that_overflows(reading, device, monkeypatch):
+    """Where a tree is padded, drafts go on being accepted, whichever token overflows."""
+    as_on_a_gpu(monkeypatch)
+    target = target_of("llama", torch.float32, reading, device)
+    texts = ([first, *reference_text(target.model, [first], 20)] for first in range(1, VOCAB))
+    text = next(text for text in texts if 0 not in text)
+    prompt, plain = text[:1], text[1:]
+    with Poison(target.model, SAMPLE, [0]):
+        # One likely child a node, and more slots than nodes.
+        drafter = Poisoner(text, [], SAMPLE.orders, [-0.1, *[-torch.inf] * 3])
+        found = Decoder(target, drafter, selector=OptTree(9)).generate(prompt, max_new_tokens=20)
+    assert list(found.token_ids) == plain
+    assert found.statistics.block_efficiency > DEPTH
+
+
+class Spoiled:
+    """A target whose tapped states are not finite."""
+
+    def __init__(self, target, value):
+        self._target, self._value = target, value
+
+    def __getattr__(self, name):
+        return getattr(self._target, name)
+
+    def prefill(self, state, token_ids):
+        output = self._target.prefill(state, token_ids)
+        return attrs.evolve(output, taps=torch.full_like(output.taps, self._value))
+
+    def verify(self, state, tree):
+        output = self._target.verify(state, tree)
+        return attrs.evolve(output, taps=torch.full_like(output.taps, self._value))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["tiny-dflash", "tiny-ddtree", "tiny-treeflash", "tiny-treeflash-two-token"])
+def test_states_that_are_not_finite_stop_drafting_alone(name, value):
+    registry = Registry.load()
+    decoder = Recipe.load(name, registry, {"target": {"device": "cpu"}}).build(registry)
+    prompt = [2, *b"Ana has 7 apples."]
+    plain = Decoder(decoder.target).generate(prompt, max_new_tokens=12)
+    found = attrs.evolve(decoder, target=Spoiled(decoder.target, value)).generate(prompt, max_new_tokens=12)
+    assert found.token_ids == plain.token_ids
+    assert all(step.num_drafted == 0 for step in found.statistics.steps)

@@ -193,6 +193,17 @@ def test_a_drafter_that_forgets_nothing_is_found():
     wrong(DrafterContract, "test_what_is_rewound_is_forgotten", make=make)
 
 
+def test_a_drafter_that_takes_all_rows_for_the_longest_is_found():
+    class Longest(DFlash):
+        def extend(self, state, token_ids, taps, counts):
+            super().extend(state, token_ids, taps, torch.full_like(counts, counts.max()))
+
+    def make(self, target):
+        return Longest.from_checkpoint(locate("treeflash.testing:models/tiny-treeflash"), target)
+
+    wrong(DrafterContract, "test_rows_of_a_batch_may_differ_in_length", make=make)
+
+
 @pytest.mark.parametrize(
     "name",
     ["test_the_text_is_the_targets_own", "test_it_accepts_the_longest_path_that_the_target_writes"],

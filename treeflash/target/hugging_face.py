@@ -196,11 +196,12 @@ class HuggingFaceTarget(Reading):
             # Plain decoding: a root sees all that is committed, which needs no mask.
             at = torch.full_like(tree.token_ids, start)
             return self._read_leanly(reader, state, tree.token_ids, at, None, last_logits=False)
-        # A node's position is that of its depth, wherever its row lies. Empty slots hold anything.
+        # A node's position is that of its depth, wherever its row lies. Empty slots hold anything: they are
+        # read as the root is, since the states of any other token might overflow.
         is_node = tree.is_node
         positions = start + tree.depths.masked_fill(~is_node, 0)
         queries = positions[:, first:]
-        token_ids = tree.token_ids.masked_fill(~is_node, 0)[:, first:]
+        token_ids = torch.where(is_node, tree.token_ids, tree.token_ids[:, :1])[:, first:]
         cached = torch.arange(start, device=queries.device).expand(queries.shape[0], -1)
         keys = torch.cat([cached, positions], dim=1)
         among_nodes = tree.ancestor_mask()[:, first:]

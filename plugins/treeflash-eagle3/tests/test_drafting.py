@@ -5,6 +5,7 @@ import pytest
 import torch
 from treeflash_eagle3.drafter import Eagle3, Eagle3Options
 
+from treeflash import room
 from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.engine import Decoder
 from treeflash.interfaces import BuildContext
@@ -139,3 +140,15 @@ def test_a_beam_of_eagles_width_decodes_the_targets_own_text(golden, tiny_target
     found = Decoder(tiny_target, drafter, selector=OptTree(59, beam=10)).generate(TEXT, **told)
     assert found.token_ids == plain
     assert all(step.tree_depth <= 8 for step in found.statistics.steps)
+
+
+def test_room_is_made_as_the_text_grows(golden, tiny_target, monkeypatch):
+    drafter, found = Eagle3.from_checkpoint(golden / "tiny-eagle3", tiny_target), []
+    decoder = Decoder(tiny_target, drafter, selector=OptTree(20))
+    for block in (4, 1024):
+        monkeypatch.setattr(room, "_BLOCK", block)
+        generation = decoder.generate(TEXT, max_new_tokens=60, stop_ids=())
+        steps = generation.statistics.steps
+        found.append((generation.token_ids, [step.num_accepted for step in steps]))
+    assert found[0] == found[1]
+    assert drafter.start(1, 10**13).states.shape[1] == 1024

@@ -9,6 +9,7 @@ from attrs.validators import ge, gt, in_, min_len, optional
 from torch import Tensor, nn
 
 from treeflash.components.drafters.level_proposal import LevelProposal, ReadTree
+from treeflash.components.drafters.separate_rows import SeparateRows
 from treeflash.errors import CheckpointError, blamed_on
 from treeflash.interfaces import BuildContext, Drafter
 from treeflash.proposal import Proposal, TableProposal
@@ -16,7 +17,6 @@ from treeflash.target import HuggingFaceTarget, load_target
 from treeflash.target.hugging_face import TargetState
 from treeflash.target.loading import DTYPES
 from treeflash.target_interface import Target
-from treeflash.tree import TokenTree
 from treeflash.types import DraftHead, Limits, Transitions
 
 
@@ -44,12 +44,12 @@ class DraftModelOptions:
 
 
 @attrs.define(eq=False)
-class DraftModelState:
-    """What the drafter remembers of its sequence.
+class DraftModelRow:
+    """What the drafter remembers of a sequence.
 
     Attributes:
         capacity: Positions the sequence can grow to.
-        unread: int64 `[B, n]`: known tokens that the model has not read.
+        unread: int64 `[1, n]`: known tokens that the model has not read.
         reading: The model's own state; there is none before the first draft, whose limits say how many
             rows a tree takes.
         drafted: What it read of the last draft, as long as nothing has been decoded since.
@@ -64,6 +64,17 @@ class DraftModelState:
     def num_read(self) -> int:
         """Known tokens that the model has read."""
         return 0 if self.reading is None else self.reading.cache.length
+
+
+@attrs.define(eq=False)
+class DraftModelState:
+    """What the drafter remembers of its sequences, which the model reads one at a time.
+
+    Attributes:
+        rows: Of each.
+    """
+
+    rows: list[DraftModelRow]
 
 
 @attrs.define(eq=False)
@@ -137,34 +148,41 @@ class DraftModel(Drafter):
 
     def start(self, batch_size: int, capacity: int) -> DraftModelState:
         """Makes a state that has read nothing."""
-        unread = torch.empty(batch_size, 0, dtype=torch.int64, device=self.model.device)
-        return DraftModelState(capacity, unread)
+        unread = torch.empty(1, 0, dtype=torch.int64, device=self.model.device)
+        return DraftModelState([DraftModelRow(capacity, unread) for _ in range(batch_size)])
 
     def extend(self, state: DraftModelState, token_ids: Tensor, taps: Tensor | None, counts: Tensor) -> None:
         """Keeps what was accepted of the last draft, and remembers the rest for the next one."""
-        new = self._readable(token_ids[:, : int(counts.max())])
-        if state.drafted is not None:
-            rows = state.drafted.rows_of(new)
-            self.model.commit(state.drafted.reading, [rows])
-            state.drafted, new = None, new[:, len(rows) :]
-        state.unread = torch.cat([state.unread, new], dim=1)
+        for row, ids, count in zip(state.rows, torch.split(token_ids, 1), counts.tolist(), strict=True):
+            new = self._readable(ids[:, :count])
+            if row.drafted is not None:
+                read = row.drafted.rows_of(new)
+                self.model.commit(row.drafted.reading, [read])
+                row.drafted, new = None, new[:, len(read) :]
+            row.unread = torch.cat([row.unread, new], dim=1)
 
     def rewind(self, state: DraftModelState, lengths: Tensor) -> None:
         """Forgets tokens, read or not."""
-        state.unread = state.unread[:, : max(0, int(lengths.max()) - state.num_read)]
-        state.drafted = None
-        if state.reading is not None:
-            self.model.rewind(state.reading, lengths)
+        for row, length in zip(state.rows, torch.split(lengths, 1), strict=True):
+            row.unread = row.unread[:, : max(0, int(length) - row.num_read)]
+            row.drafted = None
+            if row.reading is not None:
+                self.model.rewind(row.reading, length)
 
     def propose(self, state: DraftModelState, recent: Tensor, limits: Limits) -> Proposal:
         """Reads what is new up to the anchor; the levels below it when they are asked for."""
         assert self._vocab_size, "bind comes first"
-        anchor = recent[:, 1]
+        anchors = torch.split(recent[:, 1], 1)
+        drafts = [self._draft(row, anchor, limits) for row, anchor in zip(state.rows, anchors, strict=True)]
+        return drafts[0] if len(drafts) == 1 else SeparateRows(drafts)
+
+    def _draft(self, state: DraftModelRow, anchor: Tensor, limits: Limits) -> Proposal:
+        """Drafts for one row, whose anchor is int64 `[1]`."""
         position = state.num_read + state.unread.shape[1]
         if state.reading is None:
             # The levels below the first are read, and each has as many nodes as a tree at most.
             rows = state.capacity + 1 + (self.depth - 1) * limits.nodes
-            state.reading = self.model.start(anchor.shape[0], rows, ())
+            state.reading = self.model.start(1, rows, ())
         reading = state.reading
         room = reading.cache.extent.capacity - position - 1
         levels = min(self.depth, limits.depth, 1 + room // limits.nodes)
@@ -177,7 +195,7 @@ class DraftModel(Drafter):
         # The anchor is the root of what follows, and not the text's before it is verified.
         self.model.rewind(reading, torch.full_like(reading.cache.extent.lengths, position))
         state.unread = state.unread[:, :0]
-        state.drafted = ReadTree(self.model, reading, TokenTree.root_only(readable))
+        state.drafted = ReadTree.of_anchor(self.model, reading, readable)
         # The model's own forward gives the logits, whatever its family does to them.
         head = DraftHead(
             embed=self.model.embed,
@@ -186,7 +204,9 @@ class DraftModel(Drafter):
             vocab_size=self._vocab_size,
             temperature=self.temperature,
         )
-        return LevelProposal(anchor, levels, state.drafted, output.logits, head, self.children)
+        # A tree of n nodes takes none but the n likeliest children of a node.
+        width = min(self.children, limits.nodes)
+        return LevelProposal(anchor, levels, state.drafted, output.logits, head, width)
 
     def _readable(self, token_ids: Tensor) -> Tensor:
         """Any token in place of one that only the target's padded vocabulary has."""

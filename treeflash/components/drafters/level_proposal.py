@@ -1,6 +1,7 @@
 """A draft that a causal language model writes level by level, reading each node once."""
 
 from collections.abc import Sequence
+from typing import Self
 
 import attrs
 import torch
@@ -18,18 +19,26 @@ class ReadTree:
     """The nodes of a draft that have been read so far.
 
     Their keys and values lie behind the committed rows, a row a node. When the target accepts some of
-    them these rows become the text's, and nothing is read again.
+    them these rows become the text's, and nothing is read again; but for nodes that were read beside one
+    whose states overflow, which no mask keeps from them.
 
     Attributes:
         model: What reads them.
         reading: Its state.
         tree: The nodes in the order of their rows, level by level, the anchor first. Weights are not
             kept. A node that stands for none has no parent, though it is not the root.
+        finite: bool `[1, N]`: which of the nodes have finite logits.
     """
 
     model: HuggingFaceTarget
     reading: TargetState
     tree: TokenTree
+    finite: Tensor
+
+    @classmethod
+    def of_anchor(cls, model: HuggingFaceTarget, reading: TargetState, anchor: Tensor) -> Self:
+        """The anchor, int64 `[1]`, has been read; behind the text, with nothing beside it."""
+        return cls(model, reading, TokenTree.root_only(anchor), anchor.new_ones(1, 1, dtype=torch.bool))
 
     def deepen(self, parents: Tensor, token_ids: Tensor) -> Tensor:
         """Reads one more level.
@@ -60,17 +69,17 @@ class ReadTree:
             token_ids: int64 `[1, n]`, from the anchor on.
 
         Returns:
-            The nodes that spell its beginning, as far as there are any.
+            The nodes that spell its beginning, as far as there are any that were read well.
         """
-        parts = token_ids[0], self.tree.token_ids[0], self.tree.parents[0]
+        parts = token_ids[0], self.tree.token_ids[0], self.tree.parents[0], self.finite[0].long()
         # One small transfer: reading the tokens again would take a pass over more rows.
         host = torch.cat(parts).tolist()
         text, count = host[: len(parts[0])], self.tree.size
-        tokens, parents = host[len(text) : len(text) + count], host[-count:]
+        tokens, parents, finite = (host[len(text) + count * part :][:count] for part in range(3))
         child = {
             (parent, token): node
-            for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))
-            if parent >= 0 or node == 0
+            for node, (parent, token, sound) in enumerate(zip(parents, tokens, finite, strict=True))
+            if (parent >= 0 or node == 0) and sound
         }
         rows: list[int] = []
         for token in text:
@@ -111,6 +120,9 @@ class LevelProposal(Proposal):
         """Reads the nodes, but for the anchor, and takes the likeliest tokens behind each."""
         logits = self.logits if depth == 1 else self._read(handles)
         token_ids, log_probs = self.head.top_k(logits, self.width)
+        if depth > 1:
+            # One NaN among the logits makes all log-probabilities NaN.
+            self.read.finite = torch.cat([self.read.finite, log_probs[..., 0].isfinite()], dim=1)
         size, count = self.read.tree.size, handles.shape[1]
         rows = torch.arange(size - count, size, device=handles.device)[None, :, None]
         below = rows << TOKEN_BITS | token_ids if depth < self.depth else torch.full_like(token_ids, -1)
@@ -118,5 +130,7 @@ class LevelProposal(Proposal):
 
     def _read(self, handles: Tensor) -> Tensor:
         parents = handles >> TOKEN_BITS  # of -1 as well: -1
-        token_ids = (handles & ((1 << TOKEN_BITS) - 1)).masked_fill(handles < 0, 0)
+        token_ids = handles & ((1 << TOKEN_BITS) - 1)
+        # Any token would do for a node that is none, if its states are finite.
+        token_ids = torch.where(handles < 0, self.read.tree.token_ids[:, :1], token_ids)
         return self.read.deepen(parents, token_ids)

@@ -102,18 +102,19 @@ def read(target: HuggingFaceTarget, token_ids: Sequence[int], tap_layers: Sequen
     return target.prefill(state, torch.tensor([list(token_ids)], device=target.device)).taps
 
 
-def tree_of(draft: BlockDraft | Proposal, limits: Limits) -> tuple[list[tuple[int, ...]], list[float]]:
-    """What a draft comes to: paths and weights of its best tree, to compare drafts by.
+def trees_of(draft: BlockDraft | Proposal, limits: Limits) -> list[tuple[list[tuple[int, ...]], list[float]]]:
+    """What a draft comes to: paths and weights of its best trees, to compare drafts by.
 
     Args:
         draft: The draft.
-        limits: Of the tree.
+        limits: Of the trees.
 
     Returns:
-        Token paths from the root, by falling weight, and their log-weights.
+        For each row, token paths from the root by falling weight, and their log-weights.
     """
     if isinstance(draft, BlockDraft):
         draft = NoRefiner().refine(draft, Marginal().build(draft, 0, limits))
     tree = OptTree(limits.nodes).select(draft, limits)
     tree.validate()
-    return tree.paths(), tree.log_weights[0, 1:].tolist()
+    counts = tree.num_nodes.tolist()
+    return [(tree.paths(row), tree.log_weights[row, 1:count].tolist()) for row, count in enumerate(counts)]

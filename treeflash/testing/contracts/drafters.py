@@ -9,6 +9,7 @@ from treeflash.components.builders.marginal import Marginal
 from treeflash.components.refiners.none import NoRefiner
 from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.engine import Decoder
+from treeflash.errors import InputError
 from treeflash.interfaces import Drafter
 from treeflash.proposal import Proposal
 from treeflash.target import HuggingFaceTarget
@@ -18,13 +19,14 @@ from treeflash.testing.contracts.contract import (
     check_lossless,
     check_options,
     read,
-    tree_of,
+    trees_of,
 )
 from treeflash.types import BlockDraft, Limits
 
 _ROOM = 128
 _ROUNDING = 1e-3  # of a log-weight
 _TEXT = [*PROMPTS[0], *b" buys 2 apples, so now Ana has 9 apples. Ana"]
+_OTHER = [2, *b"Ben has 12 coins. Ben loses 3 coins, so now Ben has 9 coins. Ben"]
 
 
 class DrafterContract(Contract):
@@ -114,6 +116,27 @@ class DrafterContract(Contract):
             self._fed(target, drafter, [2, *b"Ben has 3 coins. Ben loses 1"])
             self._same(before, self._tree(target, drafter, mine, _TEXT))
 
+    @torch.inference_mode()
+    def test_rows_of_a_batch_may_differ_in_length(self) -> None:
+        """Each drafts as it would alone; a drafter that cannot raises an `InputError` when it starts."""
+        target, drafter = self._bound()
+        if not drafter.max_depth:
+            return
+        texts = (_TEXT, _OTHER)
+        try:
+            state = drafter.start(len(texts), _ROOM)
+        except InputError:
+            return
+        begins = [0, 0]
+        for counts in ([12, 20], [3, 5], [6, 1]):
+            ends = [begin + count for begin, count in zip(begins, counts, strict=True)]
+            self._extend_rows(target, drafter, state, texts, begins, ends)
+            self._same_as_alone(target, drafter, state, texts, ends)
+            begins = ends
+        ends = [begins[0] - 2, begins[1] - 7]
+        drafter.rewind(state, torch.tensor(ends))
+        self._same_as_alone(target, drafter, state, texts, ends)
+
     def test_the_text_is_the_targets_own(self) -> None:
         """Whatever it drafts."""
         target = self.target()
@@ -149,6 +172,52 @@ class DrafterContract(Contract):
         piece = None if taps is None else taps[:, begin:end]
         drafter.extend(state, ids, piece, torch.tensor([end - begin]))
 
+    def _extend_rows(
+        self,
+        target: HuggingFaceTarget,
+        drafter: Drafter,
+        state: Any,
+        texts: Sequence[Sequence[int]],
+        begins: Sequence[int],
+        ends: Sequence[int],
+    ) -> None:
+        """Extends all rows at once; behind the shorter ones is something else."""
+        counts = torch.tensor([end - begin for begin, end in zip(begins, ends, strict=True)])
+        ids = torch.full((len(texts), int(counts.max())), 7, dtype=torch.int64, device=target.device)
+        taps = None
+        for row, (text, begin, end) in enumerate(zip(texts, begins, ends, strict=True)):
+            ids[row, : end - begin] = torch.tensor(list(text[begin:end]))
+            if drafter.tap_layers:
+                read_ = read(target, text[:end], drafter.tap_layers)
+                assert read_ is not None
+                if taps is None:
+                    taps = read_.new_full((*ids.shape, read_.shape[-1]), 3.0)
+                taps[row, : end - begin] = read_[0, begin:end]
+        drafter.extend(state, ids, taps, counts)
+
+    def _same_as_alone(
+        self,
+        target: HuggingFaceTarget,
+        drafter: Drafter,
+        state: Any,
+        texts: Sequence[Sequence[int]],
+        ends: Sequence[int],
+    ) -> None:
+        """Drafts for all rows, and for each by itself; row r knows its text up to `ends[r]`."""
+        heads = [list(text[: end + 1]) for text, end in zip(texts, ends, strict=True)]
+        recent = torch.tensor([head[-2:] for head in heads], device=target.device)
+        limits = Limits(8, drafter.max_depth)
+        try:
+            together = trees_of(drafter.propose(state, recent, limits), limits)
+        except (IndexError, RuntimeError) as error:
+            raise AssertionError(
+                f"its draft for {len(texts)} rows cannot be explored; if it drafts for one alone, `start` "
+                "has to raise an InputError for more"
+            ) from error
+        for found, head in zip(together, heads, strict=True):
+            alone = self._fed(target, drafter, head)
+            self._same(found, self._tree(target, drafter, alone, head))
+
     def _propose(
         self, target: HuggingFaceTarget, drafter: Drafter, state: Any, text: Sequence[int], depth: int
     ) -> BlockDraft | Proposal:
@@ -159,7 +228,8 @@ class DrafterContract(Contract):
         self, target: HuggingFaceTarget, drafter: Drafter, state: Any, text: Sequence[int]
     ) -> tuple[list[tuple[int, ...]], list[float]]:
         draft = self._propose(target, drafter, state, text, drafter.max_depth)
-        return tree_of(draft, Limits(8, drafter.max_depth))
+        (tree,) = trees_of(draft, Limits(8, drafter.max_depth))
+        return tree
 
     def _same(
         self, one: tuple[list[tuple[int, ...]], list[float]], other: tuple[list[tuple[int, ...]], list[float]]
