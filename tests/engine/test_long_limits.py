@@ -46,9 +46,10 @@ def endless_model(family, device, **changes):
     return tiny_model(family, device=device, dtype=torch.float64, max_position_embeddings=1 << 50, **changes)
 
 
-@pytest.mark.parametrize("selector", [OptTree(9), AsManyAsThereAre()], ids=["opt-tree", "all"])
 @pytest.mark.parametrize("drafter", ["none", "oracle", "draft-model"])
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize(
+    ("family", "selector"), [("llama", AsManyAsThereAre()), ("gemma3", OptTree(9))], ids=["llama", "gemma3"]
+)
 def test_a_text_without_a_limit(family, drafter, selector, device, small_blocks, monkeypatch):
     model = endless_model(family, device)
     target = wrap_model(model)
@@ -80,7 +81,7 @@ def test_a_text_without_a_limit(family, drafter, selector, device, small_blocks,
     assert all(layer.keys.shape[-2] < 2 * (len(PROMPT) + len(found) + 16) for layer in made)
 
 
-@pytest.mark.parametrize("name", ["tiny-dflash", "tiny-treeflash", "tiny-draft-model"])
+@pytest.mark.parametrize("name", ["tiny-treeflash", "tiny-draft-model"])
 def test_drafters_make_room_as_they_go(name, small_blocks, monkeypatch):
     registry = Registry.load()
     decoder = Recipe.load(name, registry, {"target": {"device": "cpu"}}).build(registry)
@@ -88,7 +89,7 @@ def test_drafters_make_room_as_they_go(name, small_blocks, monkeypatch):
     steps = {}
     for block in (4, 1024):
         monkeypatch.setattr(room, "_BLOCK", block)
-        generation = decoder.generate(prompt, max_new_tokens=100)
+        generation = decoder.generate(prompt, max_new_tokens=60)
         steps[block] = generation.token_ids, [step.num_accepted for step in generation.statistics.steps]
     assert steps[4] == steps[1024]
     monkeypatch.setattr(decoder.target, "max_positions", None)

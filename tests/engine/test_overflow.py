@@ -190,7 +190,7 @@ def check(case, device):
     assert list(found.token_ids) == list(plain)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(case=cases())
 def test_nothing_drafted_changes_a_text(case, device):
     with pytest.MonkeyPatch.context() as patch:
@@ -233,8 +233,10 @@ class Spoiled:
         return attrs.evolve(output, taps=torch.full_like(output.taps, self._value))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("name", ["tiny-dflash", "tiny-ddtree", "tiny-treeflash", "tiny-treeflash-two-token"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("tiny-dflash", torch.inf), ("tiny-ddtree", torch.nan), ("tiny-treeflash-two-token", torch.nan)],
+)
 def test_states_that_are_not_finite_stop_drafting_alone(name, value):
     registry = Registry.load()
     decoder = Recipe.load(name, registry, {"target": {"device": "cpu"}}).build(registry)

@@ -107,9 +107,9 @@ def test_more_children_than_the_draft_vocabulary_gives_all_of_it(golden, tiny_ta
     drafter.bind(tiny_target)
     state = drafter.start(1, 64)
     drafter.extend(state, torch.tensor([TEXT[:20]]), taps[:1, :20], torch.tensor([20]))
-    children = drafter.propose(state, torch.tensor([TEXT[19:21]]), Limits(8, 1)).children(
-        1, torch.zeros(1, 1).long()
-    )
+    recent, root = torch.tensor([TEXT[19:21]]), torch.zeros(1, 1).long()
+    assert drafter.propose(state, recent, Limits(8, 1)).children(1, root).token_ids.shape == (1, 1, 8)
+    children = drafter.propose(state, recent, Limits(500, 1)).children(1, root)
     assert sorted(children.token_ids[0, 0].tolist()) == drafter.network.target_ids().tolist()
     assert float(children.log_probs.exp().sum()) == pytest.approx(1, abs=1e-5)
     assert bool((children.handles == -1).all())

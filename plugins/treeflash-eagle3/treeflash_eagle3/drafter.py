@@ -189,7 +189,8 @@ class Eagle3(Drafter):
             network=self.network,
             head=head,
             state=state,
-            width=self.children,
+            # A tree of n nodes takes none but the n likeliest children of a node.
+            width=min(self.children, limits.nodes),
             outputs=self.network(states, joined, rotary, *cache, visible),
         )
 
