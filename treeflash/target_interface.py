@@ -49,6 +49,18 @@ class Target(Protocol):
     max_positions: int | None
     stop_ids: tuple[int, ...]
 
+    def check_taps(self, tap_layers: Sequence[int]) -> None:
+        """Makes sure that the states of layers can be read.
+
+        Args:
+            tap_layers: Layers, as in `start`.
+
+        Raises:
+            InputError: When there is no such layer.
+            UnsupportedTargetError: When its layers give no state per position.
+        """
+        ...
+
     def start(self, batch_size: int, capacity: int, tap_layers: Sequence[int]) -> Any:
         """Makes the state of new sequences.
 

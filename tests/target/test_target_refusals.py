@@ -16,6 +16,8 @@ from transformers import (
     OpenAIGPTConfig,
     Qwen3NextConfig,
     RecurrentGemmaConfig,
+    RwkvConfig,
+    XLNetConfig,
 )
 
 from treeflash.engine import Decoder
@@ -95,7 +97,15 @@ REFUSED = {
     ),
     "gpt": (
         lambda: OpenAIGPTConfig(vocab_size=40, n_embd=32, n_layer=2, n_head=4),
-        ["no key/value cache"],
+        ["no key/value cache", "every token is read again"],
+    ),
+    "xlnet": (
+        lambda: XLNetConfig(vocab_size=40, d_model=32, n_layer=2, n_head=4, d_inner=48),
+        ["no key/value cache", "hidden states (mems)"],
+    ),
+    "rwkv": (
+        lambda: RwkvConfig(vocab_size=40, hidden_size=32, num_hidden_layers=2, attention_hidden_size=32),
+        ["no key/value cache", "recurrent state, which cannot branch"],
     ),
 }
 

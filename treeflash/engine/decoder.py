@@ -57,6 +57,7 @@ class Decoder:
         CompositionError: When the parts do not fit together, or the drafter or refiner is bound to the target
             of another decoder that still exists; decoders of one model can share them.
         CheckpointError: When a part was made for another target.
+        UnsupportedTargetError: When the drafter reads states of layers that give none.
     """
 
     target: Target
@@ -77,6 +78,8 @@ class Decoder:
         if faults:
             raise CompositionError("; ".join(faults))
         bind(self, self.target, {"drafter": self.drafter, "refiner": self.refiner})
+        if self.drafter.tap_layers:  # known by now
+            self.target.check_taps(self.drafter.tap_layers)
 
     @property
     def lossless(self) -> bool:

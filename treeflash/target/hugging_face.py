@@ -20,7 +20,7 @@ from treeflash.target.lean import LeanDecoder
 from treeflash.target.masks import additive_masks, layer_windows
 from treeflash.target.reading import Reading
 from treeflash.target.refusals import check_model
-from treeflash.target.taps import decoder_layers, tapped
+from treeflash.target.taps import decoder_layers, find_decoder, tapped
 from treeflash.target.text import TextCodec
 from treeflash.target_interface import TargetFacts
 from treeflash.tree import TokenTree
@@ -52,6 +52,8 @@ class HuggingFaceTarget(Reading):
         attention: The attention implementation to read trees with, "sdpa" or "eager".
 
     Attributes:
+        decoder: The model without its head.
+        tap_fault: Why the states of its layers cannot be read, if they cannot.
         lean: Reads prompts and trees in place of the model's own forward, when it is there.
         compiled: Reads in place of `lean`, when it is there.
         text_fault: Why no tokenizer could be loaded.
@@ -73,13 +75,13 @@ class HuggingFaceTarget(Reading):
         self.lean: LeanDecoder | None = None
         self.compiled: CompiledDecoder | None = None
         self._aside: tuple[LeanDecoder | None, CompiledDecoder | None] = (None, None)
-        self._decoder = model.get_decoder()
-        self.loan = Loan(model, self._decoder, attention)
+        self.decoder = find_decoder(model)
+        self.loan = Loan(model, self.decoder, attention)
         with self.loan.lock:  # another thread that checks the model narrows them meanwhile
             self.windows: dict[str, int | None] = layer_windows(config)
         self._parameters = set(inspect.signature(model.forward).parameters)
         self._cache_name = _cache_name(self._parameters)
-        if attention == "sdpa" and not getattr(self._decoder, "_supports_sdpa", True):
+        if attention == "sdpa" and not getattr(self.decoder, "_supports_sdpa", True):
             raise UnsupportedTargetError("it has no SDPA path")
         devices = {str(weight.device) for weight in model.parameters()}
         if len(devices) > 1:
@@ -95,7 +97,10 @@ class HuggingFaceTarget(Reading):
         self.max_positions: int | None = max_positions(config)
         self.stop_ids: tuple[int, ...] = stop_ids(model)
         self._rope_theta = rope_theta(config)
-        self.layers = decoder_layers(self._decoder, self.num_layers)
+        self.layers = decoder_layers(self.decoder, self.num_layers)
+        self.tap_fault: str | None = None
+        if self.layers is None:
+            self.tap_fault = f"no stack of {self.num_layers} decoder layers was found"
 
     @property
     def identity(self) -> PreTrainedModel:
@@ -118,11 +123,10 @@ class HuggingFaceTarget(Reading):
 
         Raises:
             InputError: For more than one sequence, or a layer the model does not have.
-            UnsupportedTargetError: When the model was cast, moved or resized since it was wrapped.
+            UnsupportedTargetError: When states of its layers cannot be read, or the model was cast, moved or
+                resized since it was wrapped.
         """
-        beyond = [layer for layer in tap_layers if not 0 <= layer < self.num_layers]
-        if beyond:
-            raise InputError(f"tap layers: expected 0..{self.num_layers - 1}, found {beyond}")
+        self.check_taps(tap_layers)
         if batch_size != 1:
             raise InputError(f"one sequence at a time is decoded; expected 1 row, found {batch_size}")
         self.loan.check()
@@ -283,9 +287,7 @@ class HuggingFaceTarget(Reading):
         }
         if "logits_to_keep" in self._parameters:
             inputs["logits_to_keep"] = int(last_logits)
-        last = self.num_layers - 1
-        layers = [None if layer == last else self.layers[layer] for layer in state.tap_layers]
-        with self.borrowed(), tapped(self._decoder, layers) as outputs:
+        with self.borrowed(), tapped(self.decoder, self.modules_of(state.tap_layers)) as outputs:
             logits = self.model(**inputs).logits
         taps = torch.cat(outputs, dim=-1) if outputs else None
         # A token that cannot be embedded cannot be gone on from.
@@ -322,6 +324,9 @@ def _cache_name(parameters: set[str]) -> str:
                     "with ALiBi), where a tree's nodes do not stand in the order of their positions"
                 )
             return name
-    raise UnsupportedTargetError(
-        "its forward takes no key/value cache: it keeps a recurrent state, which cannot branch"
-    )
+    kept = "what is accepted cannot be kept, and every token is read again with each one that follows"
+    if "state" in parameters:
+        kept = "it keeps a recurrent state, which cannot branch"
+    elif "mems" in parameters:
+        kept = "it keeps hidden states (mems), in the order in which they were read"
+    raise UnsupportedTargetError(f"its forward takes no key/value cache: {kept}")

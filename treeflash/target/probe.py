@@ -10,6 +10,7 @@ from treeflash.errors import InputError
 from treeflash.rounding import difference, largest_difference
 from treeflash.target.hugging_face import HuggingFaceTarget
 from treeflash.target.masks import additive_masks
+from treeflash.target.taps import tapped
 from treeflash.tree import TokenTree
 
 # The window that sliding layers are given meanwhile, so that the tiny tree reaches past it.
@@ -82,7 +83,7 @@ def _compare_tree(target: HuggingFaceTarget) -> str | None:
     target.commit(state, [[0, 2, 4]])
     following = target.verify(state, TokenTree.root_only(_row(target, [after])[0])).logits[0]
     paths = [[*prompt, root, *left, after], [*prompt, root, *right, after]]
-    first, second = (_plain(target, path)[2:] for path in paths)
+    first, second = _plain_and_tapped(target, paths[0])[2:], _plain(target, paths[1])[2:]
     expected = torch.stack([first[0], first[1], first[2], second[2], first[3], second[3], second[4]])
     found = torch.stack([last, nodes[0], nodes[1], nodes[2], nodes[3], nodes[4], following[0]])
     return _compare(found, expected, target.dtype)
@@ -145,6 +146,23 @@ def _plain(target: HuggingFaceTarget, path: list[int], positions: list[int] | No
     with target.borrowed():
         logits: Tensor = target.model(**inputs).logits[0]
     return logits[:, : target.vocab_size]
+
+
+def _plain_and_tapped(target: HuggingFaceTarget, path: list[int]) -> Tensor:
+    """As `_plain`; the target is told if its layers give anything else than a state for each token."""
+    if target.tap_fault is not None:
+        return _plain(target, path)
+    wanted = (1, len(path), target.hidden_size)
+    with tapped(target.decoder, target.modules_of(range(target.num_layers))) as outputs:
+        logits = _plain(target, path)
+    shapes = [tuple(getattr(output, "shape", ())) for output in outputs]
+    layer = next((layer for layer, shape in enumerate(shapes) if shape != wanted), None)
+    if layer is not None:
+        target.tap_fault = (
+            f"expected them as {list(wanted)} for {len(path)} tokens, found {list(shapes[layer])} behind "
+            f"layer {layer}"
+        )
+    return logits
 
 
 def _row(target: HuggingFaceTarget, token_ids: list[int]) -> Tensor:

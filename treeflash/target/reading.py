@@ -6,10 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from treeflash.errors import InputError, UnsupportedTargetError
 from treeflash.layouts import Blocks, Seen
 from treeflash.target.masks import additive_masks
 from treeflash.target.taps import tapped
@@ -30,7 +31,32 @@ class Reading:
     _head: "tuple[bytes | None, GatheredHead] | None" = None
     _parameters: set[str]
     _cache_name: str
-    _decoder: Any
+    decoder: Any
+    tap_fault: str | None
+
+    def check_taps(self, tap_layers: Sequence[int]) -> None:
+        """Makes sure that the states of layers can be read (see `Target.check_taps`)."""
+        beyond = [layer for layer in tap_layers if not 0 <= layer < self.num_layers]
+        if beyond:
+            raise InputError(f"tap layers: expected 0..{self.num_layers - 1}, found {beyond}")
+        if tap_layers and self.tap_fault is not None:
+            name = type(self.model).__name__
+            raise UnsupportedTargetError(
+                f"{name}: the states of its layers cannot be read: {self.tap_fault}; expected a drafter that "
+                "reads none of them"
+            )
+
+    def modules_of(self, tap_layers: Sequence[int]) -> list[nn.Module | None]:
+        """Finds the modules whose outputs are the states of layers.
+
+        Args:
+            tap_layers: Layers, checked.
+
+        Returns:
+            A module for each; None for the last one, whose states are the decoder's own output.
+        """
+        last = self.num_layers - 1
+        return [None if layer == last else self.layers[layer] for layer in tap_layers]
 
     def plain_forward(self, token_ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
         """A pass without trees, over rows padded on the left, for throughput.
@@ -89,11 +115,10 @@ class Reading:
         }
         if "logits_to_keep" in self._parameters:
             inputs["logits_to_keep"] = 1
-        last = self.num_layers - 1
-        layers = [None if layer == last else self.layers[layer] for layer in tap_layers]
+        self.check_taps(tap_layers)
         # In the target's own precision, whatever the trainer around it computes in.
         plain = torch.autocast(self.device.type, enabled=False)
-        with plain, self.borrowed(), tapped(self._decoder, layers) as outputs:
+        with plain, self.borrowed(), tapped(self.decoder, self.modules_of(tap_layers)) as outputs:
             logits: Tensor = self.model(**inputs).logits
         return torch.cat(outputs, dim=-1)[0], logits[0, -1:, : self.vocab_size]
 

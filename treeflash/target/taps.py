@@ -6,11 +6,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from treeflash.errors import UnsupportedTargetError
+
+def find_decoder(model: PreTrainedModel) -> Any:
+    """Finds a model without its head.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The decoder; some families call their output head so.
+    """
+    decoder = model.get_decoder()
+    return model.base_model if decoder is model.get_output_embeddings() else decoder
 
 
-def decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
+def decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList | None:
     """Finds a model's stack of decoder layers.
 
     Args:
@@ -18,15 +30,12 @@ def decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
         count: How many layers it has.
 
     Returns:
-        The stack.
-
-    Raises:
-        UnsupportedTargetError: When no list of that many modules is found.
+        The stack; None when there is no list of that many modules.
     """
     for module in decoder.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
-    raise UnsupportedTargetError(f"no stack of {count} decoder layers was found to tap")
+    return None
 
 
 @contextmanager
