@@ -89,10 +89,10 @@ def test_a_drafters_map_uses_blocks_while_it_decodes_alone():
     with torch.no_grad():
         linear(states)
     (blocks,) = linear._made.values()
-    assert blocks._weight is None
+    assert blocks.made is None
     with torch.inference_mode():
         found = linear(states)
-    assert blocks._weight is not None
+    assert blocks.made is not None
     torch.testing.assert_close(found, expected.detach(), rtol=1e-2, atol=1e-2)
     # Nothing of it is part of the module.
     assert list(linear.state_dict()) == ["weight"]

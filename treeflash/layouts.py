@@ -2,15 +2,20 @@
 
 A CPU multiplies a few rows by a matrix no faster than it can read the matrix, and reads a matrix in its own
 blocked layout up to twice as fast as one in rows. The blocks are made when a map is first used to decode, and
-hold the weights a second time; maps that are joined with several others, once for each way.
+hold the weights a second time; maps that are joined with several others, once for each way. They are what
+the weights are: a change that torch counts is seen at the next product, any other when `recheck` is called,
+which decoding does before each text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from treeflash.seen import Seen, checksums
 
 _WHOLE = slice(None)
 
@@ -46,7 +51,8 @@ class Linear(nn.Linear):
 class Blocks:
     """One or more linear maps of the same input, their outputs side by side.
 
-    The maps are borrowed: a change of a weight or bias that `Seen` notices is seen at the next call.
+    The maps are borrowed: a change of a weight or bias that `Seen` notices is seen at the next call, any
+    other after `recheck`.
 
     Args:
         maps: Each with `weight` `[out, in]` and `bias` `[out]` or None, as `nn.Linear` has them.
@@ -56,9 +62,7 @@ class Blocks:
     def __init__(self, maps: Sequence[Any], columns: slice = _WHOLE) -> None:
         self._maps: list[Any] = list(maps)
         self._columns = columns
-        self._made_of: Seen | None = None
-        self._weight: Tensor | None = None
-        self._bias: Tensor | None = None
+        self._made: _Made | None = None
 
     def __call__(self, states: Tensor) -> Tensor:
         """`[..., in]` to `[..., out]`, the sum of all `out`."""
@@ -66,39 +70,99 @@ class Blocks:
         if not _can_lay_out(weights[0], states):
             outputs = [functional.linear(states, *self._part(index)) for index in range(len(weights))]
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
-        watched = [*weights, *(part.bias for part in self._maps if part.bias is not None)]
-        if self._made_of is None or not self._made_of.is_of(watched):
-            self._lay_out()
-            self._made_of = Seen(watched)
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(states, self._weight, self._bias, "none", [], "")
+        made = self._made
+        if made is None or not made.of.is_of(self.watched()):
+            made = self._made = self._lay_out()
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(states, made.weight, made.bias, "none", [], "")
         return out
+
+    @property
+    def made(self) -> "_Made | None":
+        """The blocks, while there are any."""
+        return self._made
+
+    def watched(self) -> list[Tensor]:
+        """The weights and biases."""
+        biases = (part.bias for part in self._maps if part.bias is not None)
+        return [*(part.weight for part in self._maps), *biases]
+
+    def forget(self) -> None:
+        """Has the blocks made anew at the next call."""
+        self._made = None
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and files: the maps alone, the blocks to be made anew."""
-        return {**self.__dict__, "_made_of": None, "_weight": None, "_bias": None}
+        return {**self.__dict__, "_made": None}
 
     def _part(self, index: int) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of a map, as far as its columns are asked for."""
         part = self._maps[index]
         return (part.weight, part.bias) if self._columns == _WHOLE else (part.weight[:, self._columns], None)
 
-    def _lay_out(self) -> None:
+    def _lay_out(self) -> "_Made":
         """Makes the blocks."""
+        watched = self.watched()
+        seen, sums = Seen(watched), checksums(watched)
         parts = [self._part(index) for index in range(len(self._maps))]
         weights = [weight.detach() for weight, _ in parts]
         weight = weights[0].contiguous() if len(weights) == 1 else torch.cat(weights)
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        laid_out = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         biases = [
             weight.new_zeros(weight.shape[0]) if bias is None else bias.detach() for weight, bias in parts
         ]
-        self._bias = None if all(bias is None for _, bias in parts) else torch.cat(biases)
+        bias = None if all(bias is None for _, bias in parts) else torch.cat(biases)
+        return _Made(seen, sums, laid_out, bias)
+
+
+@attrs.frozen(eq=False)
+class _Made:
+    """Blocks, and what they were made of."""
+
+    of: Seen
+    sums: list[tuple[int, ...]]
+    weight: Tensor
+    bias: Tensor | None
+
+
+def recheck(blocks: Iterable[Blocks]) -> None:
+    """Forgets blocks whose weights have changed; all their bytes are compared.
+
+    Args:
+        blocks: Any; those that were not made cost nothing.
+    """
+    made = [(each, held, each.watched()) for each in blocks for held in [each.made] if held is not None]
+    sums = iter(checksums([weight for _, _, watched in made for weight in watched]))
+    for each, held, watched in made:
+        if [next(sums) for _ in watched] != held.sums:
+            each.forget()
+
+
+def blocks_of(network: nn.Module) -> Iterator[Blocks]:
+    """Lists the blocks that a network of `Linear` and `Joined` has made.
+
+    Args:
+        network: Any.
+
+    Yields:
+        Each of them.
+    """
+    for module in network.modules():
+        for held in vars(module).values():
+            if isinstance(held, Joined) and held.blocks is not None:
+                yield held.blocks
+        if isinstance(module, Linear):
+            yield from vars(module).get("_made", {}).values()
 
 
 class Joined:
-    """Maps of the same input, multiplied at once where blocks are used and they are nothing but maps."""
+    """Maps of the same input, multiplied at once where blocks are used and they are nothing but maps.
+
+    Attributes:
+        blocks: What they are multiplied by, once they were.
+    """
 
     def __init__(self) -> None:
-        self._blocks: Blocks | None = None
+        self.blocks: Blocks | None = None
         self._maps: tuple[Linear, ...] = ()
 
     def __call__(self, maps: Sequence[Linear], states: Tensor) -> Tensor:
@@ -114,9 +178,9 @@ class Joined:
         """
         if not all(map(is_just_a_map, maps)):
             return torch.cat([part(states) for part in maps], dim=-1)
-        if self._blocks is None or self._maps != tuple(maps):
-            self._maps, self._blocks = tuple(maps), Blocks(maps)
-        return self._blocks(states)
+        if self.blocks is None or self._maps != tuple(maps):
+            self._maps, self.blocks = tuple(maps), Blocks(maps)
+        return self.blocks(states)
 
 
 def is_hooked(module: nn.Module) -> bool:
@@ -165,31 +229,3 @@ def _can_lay_out(weight: Tensor, states: Tensor) -> bool:
         and weight.dtype == states.dtype
         and is_laid_out(weight)
     )
-
-
-class Seen:
-    """Weights as they were when something was made of them.
-
-    A weight that is replaced, or changed in place, is noticed. A change through `weight.data` is not, nor one
-    of a weight that was made in inference mode: torch counts neither.
-
-    Args:
-        weights: The weights. Their memory is held, so that no other comes to lie where one of them lay.
-    """
-
-    def __init__(self, weights: Sequence[Tensor]) -> None:
-        # `weight.data` may come to be other memory, which a view does not follow.
-        self._held = [(weight, weight.detach()) for weight in weights]
-        self._states = [_state(weight) for weight in weights]
-
-    def is_of(self, weights: Sequence[Tensor]) -> bool:
-        """Whether these are the weights, and still what they were."""
-        return self._states == [_state(weight) for weight in weights]
-
-
-def _state(weight: Tensor) -> tuple[int, int]:
-    """Where a weight lies, and how often it was changed as far as that is counted."""
-    try:
-        return weight.data_ptr(), weight._version
-    except RuntimeError:  # made in inference mode
-        return weight.data_ptr(), 0

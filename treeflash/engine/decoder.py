@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from treeflash.components.drafters.none import NoDrafter
 from treeflash.components.selectors.opt_tree import OptTree
@@ -21,6 +21,7 @@ from treeflash.engine.stopping import StopRule
 from treeflash.engine.stopwatch import Stopwatch
 from treeflash.errors import CompositionError, InputError, first_line
 from treeflash.interfaces import INTERFACES, Drafter, Refiner, Selector, TreeBuilder, Verifier
+from treeflash.layouts import blocks_of, recheck
 from treeflash.ranges import MOST_NODES
 from treeflash.returned import named, spell_value
 from treeflash.sampling import Draws
@@ -312,6 +313,10 @@ class Decoder:
     def _prefill(self, prompt: Tensor, capacity: int, draws: Draws) -> tuple[DecodeState, list[int]]:
         """Reads the prompt, and chooses the first token."""
         target, drafter = self.target, self.drafter
+        for part in (drafter, self.refiner):
+            network = getattr(part, "network", None)
+            if isinstance(network, nn.Module):
+                recheck(blocks_of(network))
         state = DecodeState(
             recent=prompt[:, -1:],
             lengths=torch.tensor([prompt.shape[1]]),

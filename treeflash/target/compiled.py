@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from treeflash.errors import first_line
-from treeflash.layouts import Seen
+from treeflash.seen import Seen, checksums
 from treeflash.target.cache import TreeCache
 from treeflash.target.lean import MOST_FOLDED, LeanDecoder
 
@@ -30,8 +30,7 @@ _Pass = Callable[[Tensor, Tensor, Tensor | Mapping[str, Tensor] | None, TreeCach
 class CompiledDecoder:
     """A `LeanDecoder` whose passes over trees are compiled, as far as it folds heads; others are left to it.
 
-    Larger ones are prompts, and products above all. A change of weights that `Seen` notices is seen when
-    `outdated` is asked.
+    Larger ones are prompts, and products above all. A change of weights is seen when `outdated` is asked.
 
     Args:
         lean: What is compiled.
@@ -43,15 +42,19 @@ class CompiledDecoder:
     def __init__(self, lean: LeanDecoder) -> None:
         self._lean = lean
         self._pass: _Pass | None = None
-        self._made_of: Seen | None = None
+        self._made_of: tuple[Seen, list[tuple[int, ...]]] | None = None
         self._forget: Callable[[], Any] = lambda: None
         self.failed = False
 
     @property
     def outdated(self) -> bool:
         """Whether there are no graphs of the weights as they are now, and can be."""
-        made_of = self._made_of
-        return not self.failed and (made_of is None or not made_of.is_of(self._lean.weights()))
+        if self.failed:
+            return False
+        if self._made_of is None:
+            return True
+        weights, (seen, sums) = self._lean.weights(), self._made_of
+        return not seen.is_of(weights) or checksums(weights) != sums
 
     def prepare(self, take_passes: Callable[[], object]) -> None:
         """Compiles.
@@ -64,7 +67,7 @@ class CompiledDecoder:
         inductor: Any = importlib.import_module("torch._inductor.config")
         shapes: Any = importlib.import_module("torch.fx.experimental._config")
         weights = self._lean.weights()
-        self._made_of = Seen(weights)
+        self._made_of = Seen(weights), checksums(weights)
         self._forget()
         self._pass, code = _compiled(self._lean)
         # The compiler keeps graphs, and with them the weights, by code.

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
+from weakref import WeakSet
 
 import attrs
 import torch
@@ -18,7 +19,7 @@ from treeflash.target.compiled import CompiledDecoder
 from treeflash.target.config_facts import max_positions, rope_theta, stop_ids
 from treeflash.target.lean import LeanDecoder
 from treeflash.target.masks import additive_masks, layer_windows
-from treeflash.target.reading import Reading
+from treeflash.target.reading import GatheredHead, Reading
 from treeflash.target.refusals import check_model
 from treeflash.target.taps import decoder_layers, find_decoder, tapped
 from treeflash.target.text import TextCodec
@@ -74,6 +75,7 @@ class HuggingFaceTarget(Reading):
         self.attention = attention
         self.lean: LeanDecoder | None = None
         self.compiled: CompiledDecoder | None = None
+        self._heads: WeakSet[GatheredHead] = WeakSet()
         self._aside: tuple[LeanDecoder | None, CompiledDecoder | None] = (None, None)
         self.decoder = find_decoder(model)
         self.loan = Loan(model, self.decoder, attention)
@@ -138,16 +140,15 @@ class HuggingFaceTarget(Reading):
 
     def _follow_changes(self) -> None:
         """Looks at what may have become of the model since the last text."""
+        for head in list(self._heads):
+            head.recheck()
         lean, compiled = self._aside if self.lean is None else (self.lean, self.compiled)
         if lean is None:
             return
         # Where adapters or hooks have come into the model its own forward knows them; until they are gone.
         reads = lean.reads(self.model)
-        if reads and not lean.is_current():
-            lean = LeanDecoder(self.model)
-            if self._head is not None:
-                self._head[1].forget()
-            compiled = None if compiled is None else CompiledDecoder(lean)
+        if reads:
+            lean.recheck()
         self._aside = (None, None) if reads else (lean, compiled)
         self.lean, self.compiled = (lean, compiled) if reads else (None, None)
 

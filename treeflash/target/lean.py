@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
-from treeflash.layouts import Blocks, is_hooked
+from treeflash.layouts import Blocks, is_hooked, recheck
 from treeflash.target.cache import TreeCache
 from treeflash.target.masks import FULL, SLIDING
 
@@ -24,8 +24,6 @@ _FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 # What such a model is made of: their classes, not classes made from them, and the library's own parts.
 _PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
 _OTHERS = (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU, SiLUActivation)
-# Values of a weight that tell whether it is still the same.
-_SAMPLED = 16
 # Rows up to which heads that share keys are folded into one product: a prompt's mask would grow too large.
 MOST_FOLDED = 256
 
@@ -45,7 +43,6 @@ class LeanDecoder:
         self._layers = [_Layer(layer, decoder.config) for layer in decoder.layers]
         self.head = Blocks([model.get_output_embeddings()])
         self._modules = list(model.modules())
-        self._sample = self._take_sample()
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self | None:
@@ -61,8 +58,13 @@ class LeanDecoder:
         return cls(model) if _is_plain_family(model) else None
 
     def weights(self) -> Sequence[Tensor]:
-        """All weights of the model."""
-        return [weight for module in self._modules for weight in module.parameters(recurse=False)]
+        """All weights of the model, and what it keeps beside them."""
+        return [
+            weight
+            for module in self._modules
+            for held in (module.parameters(recurse=False), module.buffers(recurse=False))
+            for weight in held
+        ]
 
     def reads(self, model: PreTrainedModel) -> bool:
         """Whether the model is still what it was: the same modules, and nothing hung into them since."""
@@ -70,22 +72,13 @@ class LeanDecoder:
         same = len(modules) == len(self._modules) and all(map(operator.is_, modules, self._modules))
         return same and _is_plain_family(model)
 
-    def is_current(self) -> bool:
-        """Whether the weights are still what they were, by a few values of each.
+    def recheck(self) -> None:
+        """Sees changes of the weights that torch does not count, such as those through `weight.data`.
 
-        Changes that torch counts are seen in each pass (`treeflash.layouts.Seen`); those through
-        `weight.data`, by which adapters are merged, are seen here alone.
+        Those that it counts are seen in each pass. Where no weights are laid out anew, this costs nothing;
+        elsewhere they are read once.
         """
-        return torch.equal(self._sample, self._take_sample())
-
-    def _take_sample(self) -> Tensor:
-        """A few values of each weight, bit by bit: what is no number is not equal to itself."""
-        weights = self.weights()
-        if weights[0].device.type != "cpu":
-            return torch.empty(0)  # nothing is made of them there
-        with torch.no_grad():
-            parts = [weight.flatten()[:: max(1, weight.numel() // _SAMPLED)] for weight in weights]
-            return torch.cat(parts).view(torch.uint8)
+        recheck([self.head, *(blocks for layer in self._layers for blocks in layer.blocks)])
 
     def __call__(
         self,
@@ -151,6 +144,7 @@ class _Layer:
         self._mix, self._down = Blocks([attention.o_proj]), Blocks([mlp.down_proj])
         # Apart: side by side they are as many columns as the library multiplies badly.
         self._gate, self._up = Blocks([mlp.gate_proj]), Blocks([mlp.up_proj])
+        self.blocks = (self._join, self._mix, self._gate, self._up, self._down)
         self._head_norms = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         kinds = getattr(config, "layer_types", None)
         usual = FULL if getattr(config, "sliding_window", None) is None else SLIDING

@@ -43,8 +43,8 @@ def wrap_model(
 
     Args:
         model: The model, on its device in its dtype. It is borrowed for each pass and left as it was. Threads
-            may share it: passes through its own forward wait for one another. Once it is cast, moved or
-            resized, texts are refused.
+            may share it: passes through its own forward wait for one another. Each text is of the weights
+            that the model has when it begins; once the model is cast, moved or resized, texts are refused.
         tokenizer: Its tokenizer, for text; token ids do without.
         lean: Whether to read it by a pass of our own where its family is known (`treeflash.target.lean`);
             without, its own forward is called, hooks that are added to it later included.

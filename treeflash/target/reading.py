@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from treeflash.errors import InputError, UnsupportedTargetError
-from treeflash.layouts import Blocks, Seen
+from treeflash.layouts import Blocks, recheck
+from treeflash.seen import Seen
 from treeflash.target.masks import additive_masks
 from treeflash.target.taps import tapped
 
@@ -29,6 +31,7 @@ class Reading:
     windows: dict[str, int | None]
     borrowed: Callable[[], AbstractContextManager[None]]
     _head: "tuple[bytes | None, GatheredHead] | None" = None
+    _heads: "WeakSet[GatheredHead]"
     _parameters: set[str]
     _cache_name: str
     decoder: Any
@@ -129,6 +132,7 @@ class Reading:
             return self._head[1]
         kept = slice(self.vocab_size) if columns is None else columns.to(self.device)
         made = GatheredHead(self.model, kept, dtype)
+        self._heads.add(made)
         if dtype == self.dtype:
             # The last one is kept: drafters are bound to one target again and again.
             self._head = wanted, made
@@ -162,18 +166,32 @@ class GatheredHead:
         self._model, self._kept, self._dtype = model, kept, dtype
         self._made: tuple[Seen, Blocks] | None = None
 
-    def forget(self) -> None:
-        """Gathers at the next call: weights have changed in a way that `Seen` does not notice."""
-        self._made = None
+    def recheck(self) -> None:
+        """Sees changes of the weights that `Seen` does not notice: gathers them, and compares."""
+        made = self._made
+        if made is None:
+            return
+        rows, before = self._gather(self._parts()), made[1].watched()
+        if len(rows) == len(before) and all(map(torch.equal, rows, before)):
+            recheck([made[1]])  # rows that are the model's own weights changed with them
+        else:
+            self._made = None
 
     def __call__(self, normed: Tensor) -> Tensor:
         """`[..., D]` to logits `[..., V']`."""
+        made, parts = self._made, self._parts()
+        if made is None or not made[0].is_of(parts):
+            rows = self._gather(parts)
+            gathered = SimpleNamespace(weight=rows[0], bias=rows[1] if len(rows) > 1 else None)
+            made = self._made = Seen(parts), Blocks([gathered])
+        return made[1](normed.to(self._dtype))
+
+    def _parts(self) -> list[Tensor]:
+        """The weight, and the bias where there is one."""
         head = self._model.get_output_embeddings()
         bias = getattr(head, "bias", None)
-        parts = [head.weight] if bias is None else [head.weight, bias]
-        if self._made is None or not self._made[0].is_of(parts):
-            with torch.inference_mode(False):  # whoever asks first, others may differentiate through it
-                rows = [part.detach()[self._kept].to(self._dtype) for part in parts]
-            gathered = SimpleNamespace(weight=rows[0], bias=None if bias is None else rows[1])
-            self._made = Seen(parts), Blocks([gathered])
-        return self._made[1](normed.to(self._dtype))
+        return [head.weight] if bias is None else [head.weight, bias]
+
+    def _gather(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        with torch.inference_mode(False):  # whoever asks first, others may differentiate through it
+            return [part.detach()[self._kept].to(self._dtype) for part in parts]
