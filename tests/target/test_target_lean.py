@@ -140,7 +140,8 @@ def test_a_gathered_head_is_kept_until_the_weights_change():
         target.model.lm_head.weight.mul_(2)
         torch.testing.assert_close(head(states), 2 * before)
         target.model.lm_head.bias = torch.nn.Parameter(torch.arange(target.vocab_size).bfloat16())
-        torch.testing.assert_close(head(states), 2 * before + columns.bfloat16())
+        # The sum is rounded once more here.
+        torch.testing.assert_close(head(states), 2 * before + columns.bfloat16(), atol=0.1, rtol=0.02)
         target.model.lm_head.bias.zero_()
         torch.testing.assert_close(head(states), 2 * before)
 
