@@ -26,7 +26,7 @@ from treeflash.places import locate
 from treeflash.plugins import Registry
 from treeflash.recipe import open_target
 from treeflash.trainable import Task, TrainContext
-from treeflash.training.corpus import Text, pack, passes
+from treeflash.training.texts import Text, pack, passes
 from treeflash.training.training_recipe import TrainingRecipe
 
 ARMS = ("treeflash", "plain", "plain-shortlist")

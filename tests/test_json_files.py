@@ -10,6 +10,7 @@ from treeflash.json_files import parse_json, read_json
 from treeflash.prompts import read_prompts
 from treeflash.training.answers import AnswerStore
 from treeflash.training.checkpointing import Snapshots
+from treeflash.training.checksums import append_sum
 from treeflash.training.folders import read_manifest
 from treeflash.training.metrics import read_metrics
 
@@ -22,7 +23,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
         (None, "cannot be read (No such file or directory)"),
         (b"{'a': 1}", "not valid JSON (Expecting property name"),
         (b"", "not valid JSON (Expecting value"),
-        (b'{"a": "\xff"}', "not valid JSON ('utf-8' codec can't decode byte 0xff"),
+        (b'{"a": "\xff"}', "line 1 is not UTF-8 (byte 0xff at column 8)"),
         (b'{"a": ' + b"1" * 5000 + b"}", "not valid JSON (Exceeds the limit"),
         (b"[1]", "expected a JSON object, found list"),
         (b"null", "expected a JSON object, found NoneType"),
@@ -65,12 +66,17 @@ def test_no_reader_gives_a_traceback_for_what_is_too_deep(name, tmp_path):
     if name == "index":
         (tmp_path / "config.json").write_text("{}")
     (tmp_path / file).write_text(('{"a": ' if name == "prompts" else "") + DEEP + "\n")
+    append_sum(tmp_path / file)  # of some it is checked first
     with pytest.raises(TreeflashError, match=r"nested more than 100|not valid JSON; expected") as error:
         read(tmp_path / file)
     assert str(tmp_path) in str(error.value)
 
 
 @pytest.mark.parametrize("last", [DEEP.encode(), b'{"step": 2, "loss": "\xff', b"[1]", b'{"loss": 1}'])
-def test_the_record_of_a_run_ends_before_a_line_that_is_none(last, tmp_path):
+def test_the_record_of_a_run_holds_no_other_lines(last, tmp_path):
+    """But for a last one that a kill cut short."""
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + last + b"\n")
+    with pytest.raises(InputError, match=r"metrics\.jsonl: line 2"):
+        read_metrics(tmp_path)
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"st')
     assert read_metrics(tmp_path) == [{"step": 1}]

@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from treeflash.errors import TreeflashError
+from treeflash.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from treeflash.engine import Decoder, Generation
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from treeflash.recipe import load
     from treeflash.target import HuggingFaceTarget, load_target, wrap_model
     from treeflash.training.from_python import train
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Decoder",

@@ -6,7 +6,6 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +19,7 @@ from treeflash.hardware import hardware
 from treeflash.json_files import parse_json
 from treeflash.target_interface import Target
 from treeflash.tree import TokenTree
+from treeflash.version import __version__
 
 # Rows of the trees that are timed; costs lie on straight lines between them. Where nodes are dear most trees
 # are small, and products grow in steps: on one CPU five rows took as long as two, and seven a fifth more.
@@ -214,7 +214,7 @@ def _conditions(target: Target) -> dict[str, Any]:
         "lean": getattr(target, "lean", None) is not None,
         "compiled": getattr(target, "compiled", None) is not None,
         "attention": getattr(target, "attention", None),
-        "treeflash": version("treeflash"),
+        "treeflash": __version__,
         **hardware(target.device),
     }
 

@@ -1,11 +1,36 @@
-"""Files that are written whole or not at all, and where what can be made again is kept."""
+"""Files that are written whole or not at all, and the cache folder."""
 
 import os
+import re
 from pathlib import Path
 
 import platformdirs
 
 from treeflash.errors import InputError
+
+# Name, process id and ending of what is being written beside its place.
+_PARTIAL = re.compile(r"\..+\.\d+\.partial")
+
+
+def partial_path(path: Path) -> Path:
+    """Where a file or folder is written before it is renamed to its place.
+
+    Args:
+        path: Its place.
+
+    Returns:
+        A hidden name beside it, of this process alone.
+    """
+    return path.with_name(f".{path.name}.{os.getpid()}.partial")
+
+
+def is_partial(path: Path) -> bool:
+    """Whether a path is one that `partial_path` makes.
+
+    Args:
+        path: The path.
+    """
+    return _PARTIAL.fullmatch(path.name) is not None
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -18,7 +43,7 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         InputError: When the disk does not take it; nothing is left half-written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = partial_path(path)
     try:
         with partial.open("w", encoding="utf-8") as file:
             file.write(text)
@@ -30,6 +55,18 @@ def write_atomically(path: Path, text: str) -> None:
         raise InputError(
             f"{path}: cannot be written ({error.strerror}); what was written before is whole"
         ) from None
+
+
+def follow_umask(folder: Path) -> None:
+    """Gives files the permissions that new files have; some libraries make theirs private.
+
+    Args:
+        folder: A folder that this process made, with the files.
+    """
+    mode = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
 
 
 def cache_folder() -> Path:

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from treeflash.errors import TreeflashError
+from treeflash.errors import InputError, TreeflashError
+from treeflash.text_files import read_text
 
 # No file that is read here needs a tenth of it, and Python gives up at about a thousand.
 _DEEPEST = 100
@@ -37,6 +38,25 @@ def parse_json(text: str) -> Any:
     return value
 
 
+def located_json(text: str, place: object) -> Any:
+    """Parses JSON.
+
+    Args:
+        text: The JSON.
+        place: Where it is from, for messages.
+
+    Returns:
+        What it says.
+
+    Raises:
+        InputError: When it is not valid, or nested too deep.
+    """
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise InputError(f"{place}: not valid JSON ({error})") from None
+
+
 def read_json(path: Path, kind: type[TreeflashError]) -> dict[str, Any]:
     """Reads a file that holds a JSON object.
 
@@ -51,11 +71,9 @@ def read_json(path: Path, kind: type[TreeflashError]) -> dict[str, Any]:
         TreeflashError: Of that kind, when the file is missing or holds something else.
     """
     try:
-        value = parse_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise kind(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise kind(f"{path}: not valid JSON ({error})") from None
+        value = located_json(read_text(path), path)
+    except InputError as error:
+        raise kind(str(error)) from None
     if not isinstance(value, dict):
         raise kind(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value

@@ -30,12 +30,14 @@ class PackedText:
 
     @classmethod
     def pack(
-        cls, texts: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.device | str = "cpu"
+        cls,
+        texts: Sequence[tuple[Sequence[int] | Tensor, Sequence[int] | Tensor]],
+        device: torch.device | str = "cpu",
     ) -> Self:
         """Puts texts side by side.
 
         Args:
-            texts: Prompt and answer ids of each, neither empty.
+            texts: Prompt and answer ids of each, neither empty; tensors are integers `[n]` on the CPU.
             device: Where the row goes.
 
         Returns:
@@ -48,7 +50,7 @@ class PackedText:
         lengths = torch.tensor([end - begin for begin, end in pairwise(bounds)])
         text_of = torch.arange(len(texts)).repeat_interleave(lengths)
         positions = torch.arange(bounds[-1]) - torch.tensor(bounds)[text_of]
-        ids = torch.tensor([token for prompt, answer in texts for token in (*prompt, *answer)])
+        ids = torch.cat([torch.as_tensor(part, dtype=torch.int64) for text in texts for part in text])
         ids, text_of, positions = (part.to(device, non_blocking=True) for part in (ids, text_of, positions))
         return cls(ids, text_of, positions, tuple(bounds), tuple(answers))
 

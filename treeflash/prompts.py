@@ -12,7 +12,8 @@ from typing import Any
 import attrs
 
 from treeflash.errors import InputError, bullet_list
-from treeflash.json_files import parse_json
+from treeflash.json_files import located_json, parse_json
+from treeflash.text_files import not_utf8
 
 _SHOWN_FAULTS = 20
 
@@ -130,10 +131,7 @@ def prompts_of(rows: Mapping[str, Any], source: str, faults: Sequence[str] = ())
 
 def _elements(path: Path, text: str, limit: int | None) -> dict[str, Any]:
     """The rows of a file that is one array (MBPP, sanitized)."""
-    try:
-        found: list[Any] = parse_json(text)
-    except ValueError as error:
-        raise InputError(f"{path}: not valid JSON ({error})") from None
+    found: list[Any] = located_json(text, path)
     return {f"element {number}": row for number, row in enumerate(found[:limit], start=1)}
 
 
@@ -147,7 +145,8 @@ def _lines(path: Path) -> Iterator[str]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 ({error.reason})") from None
+        with opened(path, "rb") as lines:
+            raise InputError(f"{path}: {not_utf8(lines, error)}") from None
 
 
 def _parse(row: Any, where: str, faults: list[str]) -> Prompt | None:

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from treeflash.training.answers import AnswerStore
+
 STOPPED = {
     "bench": (["tiny-ddtree", "--prompts", "FILE", "--out", "OUT"], "treeflash.evaluation.bench.Bench.run"),
     "regenerate": (
@@ -19,7 +21,7 @@ STOPPED = {
 def test_an_interrupt(name, command, tmp_path, monkeypatch):
     words, stopped = STOPPED[name]
     places = {"FILE": tmp_path / "prompts.jsonl", "DATA": tmp_path, "OUT": tmp_path / "out"}
-    (tmp_path / "dataset.json").write_text("{}")
+    AnswerStore(tmp_path).open({})
     places["FILE"].write_text(json.dumps({"prompt": "Ana has 7 apples."}))
 
     def stop(*args, **kwargs):

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from treeflash.training.answers import AnswerStore
+
 PROMPTS = [
     f"{name} has {count} coins. {name}" for name in ("Ana", "Ben", "Cho", "Dee") for count in (3, 5, 8)
 ]
@@ -88,8 +90,7 @@ MISTAKES = {
 @pytest.mark.parametrize("case", MISTAKES)
 def test_mistake(case, command, tmp_path):
     (tmp_path / "file").write_text("text")
-    (tmp_path / "begun").mkdir()
-    (tmp_path / "begun" / "dataset.json").write_text("{}")
+    AnswerStore(tmp_path / "begun").open({})
     words, fault = MISTAKES[case]
     words = [word.format(there=tmp_path) for word in words]
     status, out, err = command("train", *words, "--out", tmp_path / "run")
@@ -130,9 +131,12 @@ def test_help(command):
     assert "goes on from its last checkpoint" in " ".join(out.split())
 
 
-def test_training_packages_are_missing(command, data, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "treeflash.training.trainer", None)
-    status, _, err = command("train", "tiny-train", "--data", data, "--out", tmp_path / "run", *OPTIONS)
+@pytest.mark.parametrize("package", ["accelerate", "matplotlib", "tensorboard"])
+def test_training_packages_are_missing(command, data, tmp_path, monkeypatch, package):
+    """Said before the first step, also of what is needed behind the last."""
+    monkeypatch.setitem(sys.modules, package, None)
+    options = [*OPTIONS, "-o", "train.tensorboard=true"]
+    status, _, err = command("train", "tiny-train", "--data", data, "--out", tmp_path / "run", *options)
     assert status == 2
-    assert "training needs more packages" in err
-    assert "pip install 'treeflash[train]'" in err
+    assert f"training needs {package}, expected to be installed: python -m pip install {package}\n" in err
+    assert not (tmp_path / "run").exists()

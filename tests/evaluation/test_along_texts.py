@@ -22,6 +22,7 @@ from treeflash.prompts import Prompt
 from treeflash.recipe import load
 from treeflash.statistics import StepRecord
 from treeflash.testing.lenient import Lenient
+from treeflash.training.answers import AnswerStore
 from treeflash.training.regeneration import RegenerationSettings, regenerate
 from treeflash.tree import TokenTree
 from treeflash.types import Limits
@@ -384,12 +385,12 @@ def test_held_out_answers_alone(opened, data):
 def test_answers_of_another_target_are_refused(opened, data, tmp_path):
     target, _ = opened
     manifest = json.loads((data / "dataset.json").read_text())
-    (tmp_path / "dataset.json").write_text(json.dumps({**manifest, "target": "0123456789abcdef"}))
+    AnswerStore(tmp_path / "other").open({**manifest, "target": "0123456789abcdef"})
     with pytest.raises(InputError, match=r"expected answers of this target, \w{16}, found those of 0123"):
-        next(read_texts(tmp_path, target, (), split=None, limit=None))
-    (tmp_path / "dataset.json").write_text(json.dumps(manifest))
+        next(read_texts(tmp_path / "other", target, (), split=None, limit=None))
+    AnswerStore(tmp_path / "empty").open(manifest)
     with pytest.raises(InputError, match="expected answers in its part 'heldout' to measure along"):
-        next(read_texts(tmp_path, target, (), split="heldout", limit=None))
+        next(read_texts(tmp_path / "empty", target, (), split="heldout", limit=None))
     with pytest.raises(InputError, match="expected a folder made by treeflash regenerate"):
         next(read_texts(tmp_path / "nowhere", target, (), split=None, limit=None))
 

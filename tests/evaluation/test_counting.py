@@ -1,7 +1,5 @@
 """Figures from counts: known acceptance gives the known tau, and nothing past an end is counted."""
 
-import json
-
 import attrs
 import pytest
 import torch
@@ -288,7 +286,7 @@ def test_counts_add_up_whatever_their_depths():
 def test_runs_are_read_as_they_were_written():
     line = prompts(([1, 1], [2]))[0]
     line.runs[1].trees.nodes.append(4)
-    assert PromptRuns.from_json(json.dumps(attrs.asdict(line))) == line
+    assert PromptRuns.from_json(line.to_json(), "here") == line
 
 
 def test_pooling_takes_doubles():

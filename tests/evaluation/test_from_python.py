@@ -11,6 +11,7 @@ from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.engine import Decoder
 from treeflash.errors import InputError, RecipeError, TreeflashError
 from treeflash.evaluation.arms import PLAIN
+from treeflash.evaluation.evaluate import read_results
 from treeflash.prompts import Prompt
 from treeflash.testing.families import tiny_model
 from treeflash.training.regeneration import RegenerationSettings, regenerate
@@ -108,7 +109,7 @@ def test_an_evaluation_is_written_where_it_is_told_to(decoder, data, tmp_path):
     out = tmp_path / "out"
     settings = {"limit": 1, "anchors": 1, "paths": 0, "budgets": (3,)}
     found = treeflash.evaluate({"mine": decoder}, data, out, **settings)
-    assert json.loads((out / "eval.json").read_text()) == json.loads(json.dumps(found))
+    assert read_results(out) == json.loads(json.dumps(found))
     assert (out / "eval.html").is_file()
 
 

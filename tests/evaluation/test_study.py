@@ -9,9 +9,11 @@ import pytest
 
 from treeflash.components.verifiers.sdpa_tree import SdpaTree
 from treeflash.errors import InputError, RecipeError, UnknownNameError
-from treeflash.evaluation.study import Study
+from treeflash.evaluation.study import Study, page_name
 from treeflash.evaluation.study_plan import StudyPlan
+from treeflash.names import wrong_name
 from treeflash.plugins import Registry
+from treeflash.training.checksums import append_sum
 
 SMALL = """
 title = "A < B"
@@ -75,7 +77,7 @@ def registry():
 def write(tmp_path):
     def write(text):
         path = tmp_path / "mine.toml"
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8", errors="surrogateescape")
         return path
 
     return write
@@ -151,6 +153,7 @@ def test_figures_of_something_else_are_not_taken_for_its_own(write, inputs, regi
     answers = next((tmp_path / "out" / "answers" / "a<b>").glob("answers-*.jsonl"))
     kept = answers.read_text()
     answers.write_text(kept.replace('"answer_ids": [', '"answer_ids": [9, ', 1))
+    append_sum(answers)
     with pytest.raises(InputError, match=r"answers: expected '\w{16}' as before, found '\w{16}'"):
         run(text)
     answers.write_text(kept)
@@ -363,6 +366,34 @@ FAULTS = {
             "bench.greedy.prompts: expected sets of different names, found toy twice",
         ],
     ),
+    "names that leave the folder": (
+        changed(
+            ("[bench.greedy]", '[bench."../../x"]'),
+            ("[trained.backbone]", '[trained."../../../x"]'),
+            ("[eval.everywhere]", '[eval."a/b"]'),
+            ('states = "all"', 'states = "../.."'),
+            ('"more.jsonl"', '"..jsonl"'),
+        ),
+        [
+            "trained: expected a name without '/', found '../../../x'",
+            "bench: expected a name without '/', found '../../x'",
+            "eval: expected a name without '/', found 'a/b'",
+            "trained.NAME.states: expected a name without '/', found '../..'",
+            "answers.prompts: expected a name that neither begins nor ends with a dot or a space, found '.'",
+        ],
+    ),
+    "names too long for a file": (
+        changed(("[bench.greedy]", f"[bench.{'g' * 101}]")),
+        ["bench: expected a name of at most 100 bytes, found 101"],
+    ),
+    "names that some file systems take for one": (
+        changed(("[bench.sampled]", "[bench.Greedy]")),
+        ["bench: expected names that differ in more than case, found 'greedy' and 'Greedy'"],
+    ),
+    "bytes that are no text": (
+        '# \udcff\n[arms.x]\nrecipe = "tiny-plain"',
+        ["mine.toml: line 1 is not UTF-8 (byte 0xff at column 3)"],
+    ),
     "nothing": ("", ["[arms]: expected something", "[bench.NAME] or [eval.NAME], found neither", "2 faults"]),
     "no answers": (
         "[arms.x]\nrecipe = 'tiny-plain'\n[eval.x]",
@@ -381,6 +412,15 @@ def test_fault(case, write, registry):
     assert message.startswith(f"{path}: ")
     for part in parts:
         assert part in message
+
+
+def test_pages_of_many_measurements_have_names_that_a_file_can_have():
+    assert page_name(["bench.a", "eval.b"]) == "report-bench.a-eval.b.html"
+    names = [f"bench.{letter * 90}" for letter in "abcdefgh"]
+    found = {page_name(names), page_name(names[:-1]), page_name(names[::-1])}
+    assert len(found) == 3
+    assert all(wrong_name(name) is None for name in found)
+    assert page_name(names).startswith("report-8-measurements-")
 
 
 def test_the_command(command, write, inputs, tmp_path, monkeypatch):
@@ -404,7 +444,7 @@ def test_the_command(command, write, inputs, tmp_path, monkeypatch):
     # Its report is written last: what that needs is looked for first.
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, _, err = command("study", write(text), *words)
-    assert (status, "reports need more packages" in err, "treeflash[eval]" in err) == (2, True, True)
+    assert (status, "a study needs matplotlib" in err, "pip install matplotlib" in err) == (2, True, True)
     assert not (tmp_path / "out").exists()
 
 

@@ -3,10 +3,14 @@
 import json
 
 import pytest
+import torch
 
 from treeflash.errors import InputError
+from treeflash.training import token_file
 from treeflash.training.answers import AnswerStore
-from treeflash.training.corpus import Corpus, Text, pack, passes
+from treeflash.training.checksums import append_sum
+from treeflash.training.corpus import Corpus
+from treeflash.training.texts import Text, pack, passes
 
 DIGEST = "0123456789abcdef"
 ROWS = [
@@ -29,11 +33,11 @@ def read(write_data, tmp_path):
 
 def test_texts_by_split(read):
     corpus = read()
-    assert corpus.train == [Text([2, 5, 5, 9], [7, 7, 8]), Text([2, 6], [8, 7, 4, 4])]
-    assert corpus.heldout == [Text([2, 5], [7]), Text([2, 9], [1, 1, 1])]
-    assert corpus.texts == [*corpus.train, *corpus.heldout]
+    assert list(corpus.train) == [Text([2, 5, 5, 9], [7, 7, 8]), Text([2, 6], [8, 7, 4, 4])]
+    assert list(corpus.heldout) == [Text([2, 5], [7]), Text([2, 9], [1, 1, 1])]
+    assert list(corpus.texts) == [*corpus.train, *corpus.heldout]
     assert [text.length for text in corpus.texts] == [7, 6, 3, 5]
-    assert read(heldout_texts=1).heldout == corpus.heldout[:1]
+    assert list(read(heldout_texts=1).heldout) == list(corpus.heldout[:1])
 
 
 def test_answers_are_cut(read):
@@ -62,8 +66,8 @@ def test_what_one_folder_holds_out_is_not_learned_from_another(write_data, tmp_p
     one = write_data(tmp_path / "one", DIGEST, [("train", [2], [5]), ("train", [3], [6])])
     two = write_data(tmp_path / "two", DIGEST, [("train", [2], [5]), ("heldout", [3], [6])])
     both = Corpus.read([one, two], DIGEST, 64, 32)
-    assert both.train == [Text([2], [5])] * 2
-    assert both.heldout == [Text([3], [6])]
+    assert list(both.train) == [Text([2], [5])] * 2
+    assert list(both.heldout) == [Text([3], [6])]
 
 
 def test_fingerprint(read):
@@ -126,14 +130,106 @@ def test_folders_that_are_none(tmp_path):
     with pytest.raises(InputError, match=r"dataset\.json: not valid JSON"):
         Corpus.read([tmp_path], DIGEST, 64, 32)
     (tmp_path / "dataset.json").write_text(json.dumps({"target": DIGEST, "rows": 1}))
-    (tmp_path / "answers-00000.jsonl").write_text('{"key": 1}\n')
-    with pytest.raises(InputError, match=r"answers-00000\.jsonl: line 1 is not an answer"):
+    with pytest.raises(InputError, match=r"SHA256SUMS: has no sum of dataset\.json; start the treeflash reg"):
         Corpus.read([tmp_path], DIGEST, 64, 32)
+
+
+FINE = {
+    "key": "0" * 16,
+    "turn": 0,
+    "split": "train",
+    "prompt_ids": [2],
+    "answer_ids": [3],
+    "text": "",
+    "stop_reason": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        (b"\xff", r"line 2 is not UTF-8 \(byte 0xff at column 1\)"),
+        ("{", "line 2: not valid JSON"),
+        ("[" * 100_000, "line 2: not valid JSON"),
+        ("3", "line 2 is not an answer"),
+        ({"key": 1}, "line 2 is not an answer"),
+        ({**FINE, "key": "a/b"}, "line 2 is not an answer"),
+        ({**FINE, "turn": -1}, "line 2 is not an answer"),
+        ({**FINE, "split": "test"}, "line 2 is not an answer"),
+        ({**FINE, "answer_ids": [True]}, "line 2 is not an answer .answer_ids: expected a list of token ids"),
+        ({**FINE, "answer_ids": [-1]}, "line 2 is not an answer .answer_ids: expected a list of token ids"),
+        (
+            {**FINE, "answer_ids": [2**31]},
+            "line 2 is not an answer .answer_ids: expected a list of token ids",
+        ),
+        ({**FINE, "prompt_ids": "ab"}, "line 2 is not an answer .prompt_ids: expected a list of token ids"),
+        ({**FINE, "prompt_ids": []}, "line 2 is not an answer .prompt_ids: expected one token or more"),
+    ],
+    ids=str,
+)
+def test_a_line_that_is_none(write_data, tmp_path, line, fault):
+    """Even where its sum was made anew."""
+    folder = write_data(tmp_path / "data", DIGEST, ROWS[:1])
+    path = folder / "answers-00000.jsonl"
+    text = line if isinstance(line, bytes) else (line if isinstance(line, str) else json.dumps(line)).encode()
+    path.write_bytes(path.read_bytes() + text + b"\n")
+    append_sum(path)
+    with pytest.raises(InputError, match=rf"answers-00000\.jsonl: {fault}"):
+        Corpus.read([folder], DIGEST, 64, 32)
+
+
+@pytest.mark.parametrize("name", ["answers-00000.jsonl", "dataset.json", "SHA256SUMS"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
+def test_damage_is_not_read(write_data, tmp_path, name, damage):
+    """A file cut between two lines looks whole, and a changed digit looks right."""
+    folder = write_data(tmp_path / "data", DIGEST, ROWS)
+    path = folder / name
+    data = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(data[: data[:-1].rfind(b"\n") + 1] if damage == "cut" else data.replace(b"5", b"6"))
+    with pytest.raises(InputError) as error:
+        Corpus.read([folder], DIGEST, 64, 32)
+    assert str(error.value).startswith(str(folder))
+
+
+def test_tokens_are_mapped_and_made_once(write_data, tmp_path, monkeypatch):
+    folder = write_data(tmp_path / "data", DIGEST, ROWS)
+    first = Corpus.read([folder], DIGEST, 64, 32)
+    (tokens,) = first.train.arrays
+    assert tokens.dtype == torch.int32
+    assert not (folder / "tokens.safetensors").stat().st_mode & 0o600 ^ 0o600
+    with monkeypatch.context() as patch:
+        patch.setattr(AnswerStore, "rows", lambda *_: pytest.fail("read again"))
+        assert Corpus.read([folder], DIGEST, 64, 32).fingerprint == first.fingerprint
+    # Damaged, or of other answers, it is made again.
+    path = folder / "tokens.safetensors"
+    data = path.read_bytes()
+    for damaged in (data[:-1] + bytes([data[-1] ^ 1]), data[:-9], b"", data[:40] + b"\xff" + data[41:]):
+        path.write_bytes(damaged)
+        assert Corpus.read([folder], DIGEST, 64, 32).fingerprint == first.fingerprint
+        assert path.read_bytes() == data
+    line = (folder / "answers-00000.jsonl").read_text().replace("[7, 7, 8]", "[7, 7, 9]")
+    (folder / "answers-00000.jsonl").write_text(line)
+    append_sum(folder / "answers-00000.jsonl")
+    assert Corpus.read([folder], DIGEST, 64, 32).train[0] == Text([2, 5, 5, 9], [7, 7, 9])
+
+
+def test_a_data_directory_that_takes_no_file(write_data, tmp_path, monkeypatch):
+    folder = write_data(tmp_path / "data", DIGEST, ROWS)
+
+    def full(*_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(token_file, "write_tensors", full)
+    assert Corpus.read([folder], DIGEST, 64, 32).train[0] == Text([2, 5, 5, 9], [7, 7, 8])
+    assert not list(folder.glob("*.safetensors"))
 
 
 def test_a_manifest_that_is_none(tmp_path):
     (tmp_path / "dataset.json").write_text("[]")
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match=r"dataset\.json: expected a JSON object, found list"):
         Corpus.read([tmp_path], DIGEST, 64, 32)
 
 

@@ -25,8 +25,8 @@ from treeflash.errors import CompositionError
 from treeflash.packed_text import PackedText
 from treeflash.places import locate
 from treeflash.trainable import Task, TrainContext
-from treeflash.training.corpus import Text, pack
 from treeflash.training.states import ComputedStates
+from treeflash.training.texts import Text, pack
 
 PROMPT = [2, *b"Gus has 12 pens. Gus finds"]
 REFINERS = {"none": None, "swiglu": SwiGlu, "two-token": TwoToken, "linear": Linear, "bilinear": Bilinear}

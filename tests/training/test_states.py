@@ -7,8 +7,9 @@ import torch
 
 from treeflash.errors import InputError
 from treeflash.training import states as states_module
-from treeflash.training.corpus import Corpus, pack
+from treeflash.training.corpus import Corpus
 from treeflash.training.states import CachedStates, ComputedStates
+from treeflash.training.texts import pack
 
 TAPS = (0, 2)
 Usage = namedtuple("Usage", "total used free")
@@ -38,7 +39,7 @@ def test_computed_states_are_the_prefill(corpus, cpu_target):
     texts = corpus.texts[:3]
     read = ComputedStates(cpu_target, TAPS).read((0, 1, 2), pack(texts))
     for text, begin, end in zip(texts, read.text.bounds, read.text.bounds[1:], strict=False):
-        ids = torch.tensor([text.prompt_ids + text.answer_ids])
+        ids = torch.cat([text.prompt_ids, text.answer_ids])[None].long()
         output = cpu_target.prefill(cpu_target.start(1, ids.shape[1], TAPS), ids)
         assert torch.allclose(read.taps[begin:end], output.taps[0], atol=2e-5)
         head = cpu_target.head(None, cpu_target.dtype)
@@ -72,7 +73,7 @@ def test_a_missing_file_is_made_again(cached):
 
 
 def test_a_late_process_writes_its_share(corpus, cpu_target, tmp_path):
-    texts = corpus.texts * 4
+    texts = corpus.texts + corpus.texts + corpus.texts
     one, other = (CachedStates(ComputedStates(cpu_target, ()), tmp_path, texts) for _ in range(2))
     list(one.fill(0, 2))
     list(other.fill(1, 2))
@@ -125,15 +126,15 @@ def test_room_is_asked_for_what_is_missing(cached, monkeypatch):
 
 
 def test_a_disk_that_fills(cached, monkeypatch):
-    write = states_module.save_file
+    write = states_module.write_tensors
 
-    def save_file(tensors, path):
+    def write_tensors(tensors, path, metadata):
         path.write_bytes(b"half")
         if "00001" in path.name:
             raise OSError(28, "No space left on device")
-        write(tensors, path)
+        write(tensors, path, metadata)
 
-    monkeypatch.setattr(states_module, "save_file", save_file)
+    monkeypatch.setattr(states_module, "write_tensors", write_tensors)
     with pytest.raises(InputError, match=r"states-00001\.safetensors: cannot be written .*No space left"):
         list(cached.fill())
     assert list(files(cached.folder)) == ["states-00000.safetensors"]

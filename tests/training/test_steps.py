@@ -9,9 +9,10 @@ from safetensors.torch import load_file
 from treeflash.places import locate
 from treeflash.recipe import open_target
 from treeflash.trainable import TrainContext
-from treeflash.training.corpus import Corpus, pack
+from treeflash.training.corpus import Corpus
 from treeflash.training.draws import batch_of, question_generator, weights_generator
 from treeflash.training.states import ComputedStates
+from treeflash.training.texts import pack
 
 CHECKPOINT = {"use": "dflash", "checkpoint": "treeflash.testing:models/tiny-dflash", "anchors": 4}
 

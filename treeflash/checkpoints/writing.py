@@ -1,6 +1,7 @@
 """Writing a drafter's checkpoint: config and weights, in the DFlash or TreeFlash layout."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,35 @@ def write_checkpoint(
         for name, tensor in weights.items()
     }
     try:
-        save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+        write_tensors(stored, folder / "model.safetensors", {"format": "pt"})
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
         for name in ("model.safetensors", "config.json"):
             (folder / name).unlink(missing_ok=True)
         raise CheckpointError(f"{folder}: cannot be written ({error})") from None
+
+
+def write_tensors(
+    tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Writes a safetensors file with the permissions that the umask gives, and makes sure it is on the disk.
+
+    Args:
+        tensors: On any device, of any layout.
+        path: Where it goes.
+        metadata: Of the file.
+
+    Raises:
+        OSError: When the disk does not take it.
+        SafetensorError: When the disk does not take it.
+    """
+    path.touch()
+    mode = path.stat().st_mode & 0o777
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(stored, path, metadata=None if metadata is None else dict(metadata))
+    path.chmod(mode)  # the library makes its files private
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def gathered(tensor: Tensor) -> Tensor:

@@ -15,13 +15,13 @@ from treeflash.cli.options import (
     laid_over,
     overrides_option,
     progress_bar,
-    require_charts,
     resumable,
 )
 from treeflash.cli.waiting import waiting
 from treeflash.errors import InputError
 from treeflash.evaluation.arms import ArmText, check_arms, open_arms
 from treeflash.evaluation.prompt_sets import open_set, same_names
+from treeflash.extras import require_packages
 from treeflash.plugins import Registry
 from treeflash.ranges import MAX_SEED
 
@@ -87,7 +87,7 @@ def bench(
     An ARM is a recipe, or NAME=RECIPE,table.key=value,... with overrides of its own. Arms take turns prompt
     by prompt. A measurement that was stopped goes on where it was; OUT/report.html shows it.
     """
-    require_charts()
+    require_packages("a report", "matplotlib")
     registry, laid = Registry.load(), laid_over(overrides, dtype)
     asked = [ArmText.parse(arm) for arm in arms]
     check_arms(asked, registry, laid)

@@ -13,12 +13,12 @@ from treeflash.cli.options import (
     name_width,
     overrides_option,
     progress_bar,
-    require_charts,
 )
 from treeflash.cli.suggestions import Choice
 from treeflash.cli.waiting import waiting
 from treeflash.errors import InputError
 from treeflash.evaluation.arms import ArmText, check_arms, open_arms
+from treeflash.extras import require_packages
 from treeflash.plugins import Registry
 from treeflash.ranges import MAX_SEED, MOST_NODES
 from treeflash.training.answers import AnswerStore
@@ -94,7 +94,7 @@ def evaluate(
     Says, by depth, how far a draft's distributions are from the target's; what a tree of each budget would be
     worth; and how sure drafts are against how right. An ARM is a recipe, or NAME=RECIPE,table.key=value,...
     """
-    require_charts()
+    require_packages("a report", "matplotlib")
     registry, laid = Registry.load(), laid_over(overrides, dtype)
     asked = [ArmText.parse(arm) for arm in arms]
     check_arms(asked, registry, laid)
@@ -105,17 +105,16 @@ def evaluate(
     from treeflash.evaluation.eval_report import write_page
     from treeflash.evaluation.evaluate import EvalSettings, write_results
     from treeflash.evaluation.evaluate import evaluate as measure
-    from treeflash.training.folders import make_folder
+    from treeflash.training.locks import held
 
     parts = {"heldout": "heldout", "train": "train", "all": None}
     settings = EvalSettings(parts[split], limit, anchors, paths, budgets, real, seed)  # type: ignore[arg-type]
     with waiting("loading the target") as progress:
         target, opened = open_arms(asked, registry, laid, progress=progress, by_clock=False)
-    make_folder(out)
-    with progress_bar() as bar:
+    with held(out), progress_bar() as bar:
         task = bar.add_task("answers", total=limit, figures="")
         results = measure(target, opened, data, settings, lambda done: bar.update(task, completed=done))
-    write_results(out, results)
+        write_results(out, results)
     table = Table(title=f"{results['texts']} answers", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("arm", overflow="fold", min_width=name_width(results["arms"]))
     table.add_column("tau", justify="right")

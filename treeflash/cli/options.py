@@ -1,6 +1,5 @@
 """Options that several commands share."""
 
-import importlib.util
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,6 @@ from rich.progress import (
 from rich.table import Column
 
 from treeflash.cli.suggestions import Choice
-from treeflash.errors import InputError
 from treeflash.ranges import AUTO, DTYPE_NAMES, FASTEST
 from treeflash.recipe_tables import merge, parse_overrides
 
@@ -103,14 +101,3 @@ def resumable() -> Iterator[None]:
     except KeyboardInterrupt:
         click.echo("treeflash: stopped; the same command goes on from here", err=True)
         sys.exit(130)
-
-
-def require_charts() -> None:
-    """Makes sure, before hours of measuring and not behind them, that a report can be drawn.
-
-    Raises:
-        InputError: When it cannot.
-    """
-    # Looked for and not imported, which takes its time: it is drawn with at the end alone.
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("reports need more packages: pip install 'treeflash[eval]'")

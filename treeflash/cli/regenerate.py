@@ -68,6 +68,7 @@ def regenerate(
     from treeflash.target import HuggingFaceTarget
     from treeflash.training.regeneration import RegenerationSettings
     from treeflash.training.regeneration import regenerate as answer
+    from treeflash.training.token_file import TokenFile
 
     checked = Recipe.load(recipe, registry, laid)
     target = checked.load_target(registry)
@@ -83,7 +84,6 @@ def regenerate(
             bar.update(task, completed=progress.rows, total=progress.total_rows, figures=speed)
 
         store = answer(target, checked.target.model, read, out, settings, show)
-    rows = list(store.rows())
-    held = sum(row.split == "heldout" for row in rows)
-    tokens = sum(len(row.answer_ids) for row in rows)
-    click.echo(f"{out}: {len(rows)} answers, {held} of them held out, {tokens} tokens")
+    written = TokenFile.open(store)
+    held, tokens = len(written.rows("heldout")), int(written.answer_lengths.sum())
+    click.echo(f"{out}: {len(written)} answers, {held} of them held out, {tokens} tokens")

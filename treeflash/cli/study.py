@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
-from treeflash.cli.options import complete_study, progress_bar, require_charts, resumable
-from treeflash.errors import TrainingError
+from treeflash.cli.options import complete_study, progress_bar, resumable
 from treeflash.evaluation.study_plan import StudyPlan
+from treeflash.extras import require_packages
 from treeflash.plugins import Registry
 
 
@@ -31,15 +31,13 @@ def study(study: str, prompts: Path, out: Path, only: tuple[str, ...]) -> None:
     It lets the target answer prompts, trains drafters on the answers, and measures arms side by side and
     along the answers held out. Whatever is there already is gone on with; OUT/report.html has everything.
     """
-    require_charts()
+    require_packages("a study", "accelerate", "matplotlib")
     registry = Registry.load()
     plan = StudyPlan.load(study, registry)
     if only:
         plan = plan.only(only)
-    try:
-        from treeflash.evaluation.study import REPORT, Study
-    except ImportError as error:
-        raise TrainingError(f"studies need more packages ({error}): pip install 'treeflash[eval]'") from None
+    # What takes seconds to import comes after all that can be refused without it.
+    from treeflash.evaluation.study import REPORT, Study, page_name
 
     with resumable(), progress_bar() as bar:
         task = bar.add_task("study", total=None, figures="")
@@ -51,6 +49,6 @@ def study(study: str, prompts: Path, out: Path, only: tuple[str, ...]) -> None:
             bar.update(task, description=what, completed=done, total=total)
 
         # A report of everything that is there already is not to be lost to one of a part.
-        report = f"report-{'-'.join(only)}.html" if only else REPORT
+        report = page_name(only) if only else REPORT
         page = Study(plan, registry, prompts, out, say, on_progress, report).run()
     click.echo(f"report: {page}")

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from treeflash.cli.options import overrides_option, progress_bar, recipe_argument, resumable
-from treeflash.errors import TrainingError
+from treeflash.extras import require_packages
 from treeflash.plugins import Registry
 from treeflash.recipe_tables import parse_overrides
 from treeflash.training.answers import AnswerStore
@@ -32,18 +32,14 @@ def train(recipe: str, folders: tuple[Path, ...], out: Path, overrides: tuple[st
     A run that was stopped goes on from its last checkpoint when started again with the same settings, and
     ends with the same weights. The drafter is written to OUT/drafter, with a recipe that decodes with it.
     """
+    require_packages("training", "accelerate", "matplotlib")
     registry, over = Registry.load(), parse_overrides(overrides)
     TrainingRecipe.check_outline(recipe, registry, over)
     for folder in folders:
         AnswerStore(folder).manifest()  # refuses a folder that holds no answers
     # What takes seconds to import comes after all that can be refused without it.
-    try:
-        from treeflash.training import session
-        from treeflash.training.trainer import Progress
-    except ImportError as error:
-        raise TrainingError(
-            f"training needs more packages ({error}): pip install 'treeflash[train]'"
-        ) from None
+    from treeflash.training import session
+    from treeflash.training.trainer import Progress
 
     checked = TrainingRecipe.load(recipe, registry, over)
     speaks = os.environ.get("RANK", "0") == "0"  # of several processes, one

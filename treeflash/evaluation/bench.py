@@ -1,5 +1,6 @@
 """Recipes side by side: one target, the same prompts, one clock, prompt by prompt in turn."""
 
+import hashlib
 import itertools
 import json
 import math
@@ -18,12 +19,14 @@ from treeflash.evaluation.counts import Run, TreeCounts
 from treeflash.evaluation.memory import MemoryWatch
 from treeflash.evaluation.prompt_sets import PromptSet
 from treeflash.hardware import hardware
-from treeflash.json_files import parse_json
+from treeflash.json_files import located_json
 from treeflash.prompts import Prompt
 from treeflash.sampling import Draws
 from treeflash.target import HuggingFaceTarget
 from treeflash.target.text import TextCodec
+from treeflash.text_files import decoded
 from treeflash.training.folders import begin
+from treeflash.training.locks import held
 
 MANIFEST, RUNS = "bench.json", "runs.jsonl"
 _IDENTICAL = "identical"
@@ -63,11 +66,31 @@ class PromptRuns:
     key: str
     runs: list[Run]
 
+    def to_json(self) -> str:
+        """A line of `runs.jsonl`, with a sum of the rest of it."""
+        value = attrs.asdict(self)
+        return json.dumps({**value, "sha256": _sum(value)})
+
     @classmethod
-    def from_json(cls, text: str) -> "PromptRuns":
-        """Reads a line of `runs.jsonl`."""
-        value = parse_json(text)
-        return cls(**{**value, "runs": [Run.from_json(run) for run in value["runs"]]})
+    def from_json(cls, text: str, place: str) -> "PromptRuns":
+        """Reads a line of `runs.jsonl`.
+
+        Args:
+            text: The line.
+            place: Where it is from, for messages.
+
+        Raises:
+            InputError: When it is not what was written.
+        """
+        value = located_json(text, place)
+        try:
+            if value.pop("sha256", None) != _sum(value):
+                raise ValueError("its sum is another")
+            return cls(**{**value, "runs": [Run.from_json(run) for run in value["runs"]]})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InputError(
+                f"{place} is not a measurement ({error}); delete the line, and it is measured again"
+            ) from None
 
 
 @attrs.define(eq=False)
@@ -97,10 +120,14 @@ class Bench:
             Everything measured, in the order of the prompts.
 
         Raises:
-            InputError: When the folder was begun with other settings or cannot be written, or a prompt does
-                not fit the target.
+            InputError: When the folder was begun with other settings, is in use by another process or cannot
+                be written, or a prompt does not fit the target.
         """
         self._check_room()
+        with held(self.folder):
+            return self._run()
+
+    def _run(self) -> list[PromptRuns]:
         manifest, free = self._manifest(), weight_places(self.arms)
         # What is whole may be looked at on another machine, but not gone on with.
         begin(
@@ -189,7 +216,7 @@ class Bench:
         path = self.folder / RUNS
         try:
             with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(attrs.asdict(line)) + "\n")
+                file.write(line.to_json() + "\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -222,17 +249,22 @@ def read_runs(folder: Path) -> Iterator[PromptRuns]:
     path = folder / RUNS
     if not path.is_file():
         return
-    for number, line in enumerate(_whole_lines(path).decode("utf-8").splitlines(), start=1):
-        try:
-            yield PromptRuns.from_json(line)
-        except (ValueError, TypeError, KeyError) as error:
-            raise InputError(f"{path}: line {number} is not a measurement ({error})") from None
+    *lines, _ = decoded(_whole_lines(path), path).split("\n")
+    for number, line in enumerate(lines, start=1):
+        yield PromptRuns.from_json(line, f"{path}: line {number}")
 
 
 def _whole_lines(path: Path) -> bytes:
     """A file up to the end of its last whole line."""
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     return data[: data.rfind(b"\n") + 1]
+
+
+def _sum(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
 def said_by(codec: TextCodec, token_ids: list[int], stop_reason: str | None) -> str:

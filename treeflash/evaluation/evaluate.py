@@ -1,5 +1,6 @@
 """Recipes along texts the target wrote: distributions, calibration, simulated and real steps."""
 
+import hashlib
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -11,12 +12,14 @@ import torch
 from torch import Tensor
 
 from treeflash.engine.step import proposed
+from treeflash.errors import InputError
 from treeflash.evaluation.arms import PLAIN, Arm, refuse_lossy
 from treeflash.evaluation.depths import DepthMeasure, distributions
 from treeflash.evaluation.marginal import true_marginal
 from treeflash.evaluation.simulation import Simulation, Tally
 from treeflash.evaluation.texts import Text, conditionals, read_texts
 from treeflash.files import write_atomically
+from treeflash.json_files import read_json
 from treeflash.ranges import even
 from treeflash.target import HuggingFaceTarget
 from treeflash.target.own_logits import require_own_logits
@@ -128,7 +131,7 @@ def evaluate(
 
 
 def write_results(folder: Path, results: dict[str, Any]) -> Path:
-    """Writes `eval.json`.
+    """Writes `eval.json`, with a sum of what it holds.
 
     Args:
         folder: Where it goes.
@@ -136,9 +139,35 @@ def write_results(folder: Path, results: dict[str, Any]) -> Path:
 
     Returns:
         The file.
+
+    Raises:
+        InputError: When the disk does not take it.
     """
-    write_atomically(folder / RESULTS, json.dumps(results, indent=1) + "\n")
+    write_atomically(folder / RESULTS, json.dumps({**results, "sha256": _sum(results)}, indent=1) + "\n")
     return folder / RESULTS
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """Reads `eval.json`.
+
+    Args:
+        folder: Where it is.
+
+    Returns:
+        What `evaluate` gave.
+
+    Raises:
+        InputError: When it is not what was written.
+    """
+    path = folder / RESULTS
+    results = read_json(path, InputError)
+    if results.pop("sha256", None) != _sum(results):
+        raise InputError(f"{path}: not what was written; delete it to have it measured again")
+    return results
+
+
+def _sum(results: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(results).encode()).hexdigest()
 
 
 def _anchors(text: Text, most: int) -> list[int]:

@@ -13,17 +13,18 @@ from treeflash.evaluation.bench import MANIFEST, Bench, BenchSettings
 from treeflash.evaluation.eval_report import write_page
 from treeflash.evaluation.evaluate import EvalSettings, write_results
 from treeflash.evaluation.evaluate import evaluate as measure
-from treeflash.evaluation.page import require_charts
 from treeflash.evaluation.prompt_sets import PromptSet, open_set, same_names
 from treeflash.evaluation.report import Provenance, write_report
 from treeflash.evaluation.summary import ArmSummary, summarise
 from treeflash.evaluation.weights import network_digests, weights_of
+from treeflash.extras import require_packages
 from treeflash.plugins import Registry
 from treeflash.prompts import Prompt
 from treeflash.recipe import Recipe
 from treeflash.returned import spell_value
 from treeflash.target import HuggingFaceTarget
-from treeflash.training.folders import make_folder, read_manifest
+from treeflash.training.folders import read_manifest
+from treeflash.training.locks import held
 
 Arms = Mapping[str, str | Path | Decoder] | Sequence[str | Path] | str | Path
 Prompts = Mapping[str, Sequence[str]] | Sequence[str | Path] | str | Path
@@ -61,7 +62,7 @@ def bench(
     Raises:
         TreeflashError: When an arm, a prompt set, a setting or the folder is at fault.
     """
-    require_charts()
+    require_packages("a report", "matplotlib")
     made = _settings(BenchSettings, settings)
     sets = _prompt_sets(prompts, limit, draw)
     target, opened = _opened(arms)
@@ -97,15 +98,16 @@ def evaluate(
         TreeflashError: When an arm, the data, a setting or the folder is at fault.
     """
     if out is not None:
-        require_charts()
+        require_packages("a report", "matplotlib")
     parts = {"heldout": "heldout", "train": "train", "all": None}
     if settings.get("split", "heldout") not in parts:
         raise InputError(f"split: expected {', '.join(parts)}, found {settings['split']!r}")
     made = _settings(EvalSettings, {**settings, "split": parts[settings.get("split", "heldout")]})
     target, opened = _opened(arms)
-    results = measure(target, opened, Path(data), made, on_text)
-    if out is not None:
-        make_folder(Path(out))
+    if out is None:
+        return measure(target, opened, Path(data), made, on_text)
+    with held(Path(out)):
+        results = measure(target, opened, Path(data), made, on_text)
         write_results(Path(out), results)
         write_page(Path(out), results)
     return results

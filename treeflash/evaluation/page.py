@@ -1,10 +1,7 @@
 """The skeleton of a report: one page, nothing to be loaded from elsewhere."""
 
 import html
-import importlib.util
 from collections.abc import Sequence
-
-from treeflash.errors import InputError
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1c2330 }
@@ -18,17 +15,6 @@ td { white-space: nowrap }
 table.text td, table.text th { text-align: left; white-space: normal }
 svg { max-width: 100%; height: auto } .bad { color: #a3262a; font-weight: 600 }
 """
-
-
-def require_charts() -> None:
-    """Makes sure that a report can be drawn, before hours of measuring and not after them.
-
-    Raises:
-        InputError: When it cannot.
-    """
-    # Found, not imported, which takes seconds: it draws at the end.
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("reports need more packages: pip install 'treeflash[eval]'")
 
 
 def document(title: str, facts: str, parts: Sequence[str]) -> str:

@@ -181,8 +181,8 @@ def _from_hub(name: str, known: KnownSet) -> list[Prompt]:
         from datasets import load_dataset  # for sets that are not in a file
     except ImportError:
         raise InputError(
-            f"--prompts {name}: reading from the hub needs the package datasets (pip install "
-            f"'treeflash[eval]'); a file works without it: --prompts {name}=FILE"
+            f"--prompts {name}: reading from the hub needs the package datasets (python -m pip "
+            f"install datasets); a file works without it: --prompts {name}=FILE"
         ) from None
     try:
         rows = load_dataset(known.hub, known.config, split=known.split)

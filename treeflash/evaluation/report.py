@@ -9,11 +9,11 @@ from typing import Any
 
 import attrs
 
-from treeflash import __version__
 from treeflash.evaluation import charts
 from treeflash.evaluation.page import document, table
 from treeflash.evaluation.summary import ArmSummary, as_json
 from treeflash.files import write_atomically
+from treeflash.version import __version__
 
 RESULTS, REPORT = "results.json", "report.html"
 

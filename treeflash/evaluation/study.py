@@ -1,6 +1,8 @@
 """A study from its plan to one report: answers, trainings, measurements, each gone on with if it is there."""
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from treeflash.evaluation import eval_report, report
 from treeflash.evaluation.arms import Arm, ArmText, measured, open_arms, refuse_lossy, weight_places
 from treeflash.evaluation.bench import MANIFEST as BENCH
 from treeflash.evaluation.bench import Bench, BenchSettings
-from treeflash.evaluation.evaluate import RESULTS, EvalSettings, evaluate, write_results
+from treeflash.evaluation.evaluate import RESULTS, EvalSettings, evaluate, read_results, write_results
 from treeflash.evaluation.page import document, table
 from treeflash.evaluation.prompt_sets import KNOWN, PromptSet, open_set
 from treeflash.evaluation.study_plan import StudyPlan
@@ -21,13 +23,15 @@ from treeflash.evaluation.summary import summarise
 from treeflash.evaluation.texts import answers_digest
 from treeflash.files import write_atomically
 from treeflash.json_files import read_json
+from treeflash.names import wrong_name
 from treeflash.plugins import Registry
 from treeflash.prompts import read_prompts
 from treeflash.recipe import Recipe
 from treeflash.recipe_tables import merge, parse_overrides
 from treeflash.target import HuggingFaceTarget
 from treeflash.training import session
-from treeflash.training.folders import begin, make_folder, read_manifest
+from treeflash.training.folders import begin, read_manifest
+from treeflash.training.locks import held
 from treeflash.training.regeneration import RegenerationSettings, regenerate
 from treeflash.training.run_record import refuse_adjusted
 from treeflash.training.shipping import RECORD
@@ -68,10 +72,13 @@ class Study:
         Raises:
             TreeflashError: When a part of it cannot be done; what was done before is kept.
         """
-        plan, parts = self.plan, list[str]()
         # First: a file that is not there is to be missed before hours of training.
-        sets = {name: self.sets(bench) for name, bench in plan.benches.items()}
-        make_folder(self.out)
+        sets = {name: self.sets(bench) for name, bench in self.plan.benches.items()}
+        with held(self.out):
+            return self._run(sets)
+
+    def _run(self, sets: Mapping[str, list[PromptSet]]) -> Path:
+        plan, parts = self.plan, list[str]()
         folders = [] if plan.answers is None else self._answers(plan.answers)
         records = {name: self._train(name, training, folders) for name, training in plan.trained.items()}
         if records:
@@ -216,15 +223,13 @@ class Study:
             "answers": answers_digest(answers),
             **measured(target, chosen),
         }
-        begin(folder, MANIFEST, manifest, weight_places(chosen))
-        if not path.is_file():
-            write_results(
-                folder,
-                evaluate(
-                    target, chosen, answers, settings, lambda done: self.on_progress("answers", done, done)
-                ),
-            )
-        results = read_json(path, InputError)
+        with held(folder):
+            begin(folder, MANIFEST, manifest, weight_places(chosen))
+            if not path.is_file():
+                progress = partial(self.on_progress, "answers")
+                made = evaluate(target, chosen, answers, settings, lambda done: progress(done, done))
+                write_results(folder, made)
+        results = read_results(folder)
         title = f"{escape(name)}, along answers to {escape(answers.name)}"
         head = f"<h1>{title}</h1><p class=facts>{escape(eval_report.facts(results))}</p>"
         return [head, *eval_report.sections(results)]
@@ -235,6 +240,22 @@ class Study:
         if equals:
             return f"{name}={self.inputs / file}"
         return place if place in KNOWN else str(self.inputs / place)
+
+
+def page_name(measurements: Sequence[str]) -> str:
+    """Name of the page of some measurements.
+
+    Args:
+        measurements: `bench.NAME` and `eval.NAME` of each, one or more.
+
+    Returns:
+        All of them in it, or, when that is too long for a file, a hash of them.
+    """
+    name = f"report-{'-'.join(measurements)}.html"
+    if wrong_name(name) is None:
+        return name
+    told = hashlib.sha256("\0".join(measurements).encode()).hexdigest()[:16]
+    return f"report-{len(measurements)}-measurements-{told}.html"
 
 
 def _chosen(arms: list[Arm], names: list[str] | None) -> list[Arm]:

@@ -11,12 +11,14 @@ import attrs
 
 from treeflash.errors import InputError, RecipeError, TreeflashError, UnknownNameError, bullet_list, nearest
 from treeflash.evaluation.arms import PLAIN
-from treeflash.evaluation.prompt_sets import same_names
+from treeflash.evaluation.prompt_sets import same_names, set_name
 from treeflash.evaluation.study_tables import AnswersPlan, ArmPlan, BenchPlan, EvalPlan, TrainingPlan
+from treeflash.names import wrong_names
 from treeflash.plugins import KINDS, Registry
 from treeflash.recipe import DEFAULTS, Recipe
 from treeflash.recipe_tables import merge, parse_overrides, sort_tables, used_class
 from treeflash.structuring import structure
+from treeflash.text_files import read_text
 from treeflash.training.training_recipe import TrainingRecipe
 
 T = TypeVar("T")
@@ -65,10 +67,10 @@ class StudyPlan:
         named = isinstance(name, str) and not name.endswith(".toml")
         path = registry.study(str(name)) if named else Path(name)
         try:
-            written = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-        except OSError as error:
-            raise RecipeError(f"{path}: cannot be read ({error.strerror})") from None
-        except ValueError as error:
+            written = tomllib.loads(read_text(path))
+        except InputError as error:
+            raise RecipeError(str(error)) from None
+        except (ValueError, RecursionError) as error:
             raise RecipeError(f"{path}: not valid TOML ({error})") from None
         faults: list[str] = []
         title = written.pop("title", path.stem)
@@ -135,12 +137,25 @@ class StudyPlan:
             self, answers=answers, trained=trained, arms=arms, benches=kept["bench"], evals=kept["eval"]
         )
 
+    def _wrong_names(self) -> list[str]:
+        """Names that no file can have: what a study makes lies under them."""
+        states = {plan.states: None for plan in self.trained.values() if plan.states is not None}
+        asked = () if self.answers is None else self.answers.prompts
+        places = {
+            "trained": self.trained,
+            "bench": self.benches,
+            "eval": self.evals,
+            "trained.NAME.states": states,
+            "answers.prompts": dict.fromkeys(map(set_name, asked)),
+        }
+        return [f"{where}: {fault}" for where, names in places.items() for fault in wrong_names(names)]
+
     def _measurements(self) -> dict[str, Mapping[str, BenchPlan] | Mapping[str, EvalPlan]]:
         return {"bench": self.benches, "eval": self.evals}
 
     def _misfits(self, registry: Registry) -> list[str]:
         """Names that lead nowhere, and parts that are missing."""
-        faults: list[str] = []
+        faults = self._wrong_names()
         if self.answers is None and (self.trained or self.evals):
             faults.append("[answers]: expected a table, because drafters learn from answers; found none")
         if not self.arms:

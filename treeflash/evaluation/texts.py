@@ -12,7 +12,8 @@ from torch import Tensor
 
 from treeflash.errors import InputError
 from treeflash.target import HuggingFaceTarget
-from treeflash.training.answers import AnswerStore, Split
+from treeflash.training.answers import MANIFEST, AnswerStore, Split
+from treeflash.training.token_file import TokenFile
 
 
 @attrs.frozen(eq=False)
@@ -57,23 +58,27 @@ def read_texts(
     """
     store = AnswerStore(folder)
     manifest = store.manifest()
+    told = {key: manifest.get(key) for key in ("temperature", "seed")}
+    if None in told.values():
+        raise InputError(f"{folder / MANIFEST}: expected temperature and seed, found {told}")
     made_by = manifest.get("target")
     if made_by != target.digest():
         raise InputError(
             f"{folder}: expected answers of this target, {target.digest()}, found those of {made_by}"
         )
-    rows = [row for row in store.rows(split) if len(row.answer_ids) > 1][:limit]
+    file = TokenFile.open(store)
+    rows = [row for row in file.rows(split).tolist() if file.answer_lengths[row] > 1][:limit]
     if not rows:
         part = "" if split is None else f" in its part {split!r}"
         raise InputError(f"{folder}: expected answers{part} to measure along, found none")
     wanted = sorted({*layers, target.num_layers - 1})
     for row in rows:
-        ids = torch.tensor([*row.prompt_ids, *row.answer_ids], device=target.device)
+        begin, answer, end = file.bounds[row].tolist()
+        ids = file.token_ids[begin:end].to(target.device, torch.int64)
         where = torch.arange(len(ids), device=target.device)
         outputs = target.read(ids, where, where[:, None] >= where, wanted)
         states = dict(zip(wanted, torch.split(outputs, target.hidden_size, dim=-1), strict=True))
-        settings: dict[str, Any] = {key: manifest[key] for key in ("temperature", "seed")}
-        yield Text(ids, len(row.prompt_ids), states, {**settings, "sequence": int(row.key, 16)})
+        yield Text(ids, answer - begin, states, {**told, "sequence": file.key(row)})
 
 
 def answers_digest(folder: Path) -> str:

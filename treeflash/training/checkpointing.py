@@ -1,15 +1,17 @@
-"""The whole state of a run, to go on with it exactly: written beside its place and renamed.
+"""The whole state of a run, to resume it exactly: written beside its place and renamed.
 
     checkpoints/step-00000400/
         weights.safetensors    what is trained
         average.safetensors    its running average, if there is one
         optimizer.safetensors  what the optimizer remembers of each weight
         state.json             the step, and all that is a number
+        SHA256SUMS             of these files, written last
 
 Draws and the place in the data are functions of the step, so the step says them.
 """
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,14 +19,18 @@ from typing import Any, Self
 
 import attrs
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from treeflash.errors import CheckpointError
+from treeflash.checkpoints.writing import write_tensors
+from treeflash.errors import CheckpointError, InputError
 from treeflash.json_files import read_json
+from treeflash.training.checksums import SUMS, check_sum, digest_of, read_sums, write_sums
 from treeflash.training.folders import write_folder
 
-_PATTERN = "step-*"
+_NAME = re.compile(r"step-(?P<step>\d{8,})")
+_TENSORS = ("weights", "average", "optimizer")
+_STATE = "state.json"
 
 
 @attrs.frozen(eq=False)
@@ -66,7 +72,7 @@ class Snapshots:
     def last_step(self) -> int:
         """Steps done when the last one was written; 0 without one."""
         last = self.last()
-        return 0 if last is None else int(last.name.rpartition("-")[2])
+        return 0 if last is None else _step(last)
 
     def write(self, snapshot: Snapshot) -> Path:
         """Writes a snapshot, then drops those that are not kept.
@@ -82,19 +88,23 @@ class Snapshots:
         """
 
         def fill(folder: Path) -> None:
-            for name in ("weights", "average", "optimizer"):
-                tensors = {key: _storable(tensor) for key, tensor in getattr(snapshot, name).items()}
+            for name in _TENSORS:
+                tensors = getattr(snapshot, name)
                 if tensors:
-                    save_file(tensors, folder / f"{name}.safetensors")
-            (folder / "state.json").write_text(
-                json.dumps(snapshot.numbers, indent=1) + "\n", encoding="utf-8"
-            )
+                    write_tensors(tensors, folder / f"{name}.safetensors")
+            numbers = json.dumps({**snapshot.numbers, "step": snapshot.step}, indent=1)
+            (folder / _STATE).write_text(numbers + "\n", encoding="utf-8")
+            write_sums(folder, {path.name: digest_of(path) for path in sorted(folder.iterdir())})
 
         path = self.folder / f"step-{snapshot.step:08d}"
         write_folder(path, fill)
+        self.prune()
+        return path
+
+    def prune(self) -> None:
+        """Drops the snapshots that are not kept."""
         for old in self._all()[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)
-        return path
 
     def last(self) -> Path | None:
         """Folder of the last snapshot; None when there is none."""
@@ -114,20 +124,27 @@ class Snapshots:
             CheckpointError: When it cannot be read.
         """
         try:
-            numbers = read_json(path / "state.json", CheckpointError)
-            weights, average, optimizer = (
-                load_file(file) if file.is_file() else {}
-                for file in (path / f"{name}.safetensors" for name in ("weights", "average", "optimizer"))
-            )
-            return Snapshot(numbers["step"], weights, average, optimizer, numbers)
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            sums = read_sums(path)
+            if _STATE not in sums:
+                raise InputError(f"{SUMS} lists no {_STATE}")
+            for name, digest in sums.items():
+                check_sum(path / name, digest)
+            numbers = read_json(path / _STATE, InputError)
+            if numbers.get("step") != _step(path):
+                raise InputError(f"{_STATE}: expected an object with step = {_step(path)}")
+            files = {name: path / f"{name}.safetensors" for name in _TENSORS}
+            tensors = {name: load_file(file) if file.name in sums else {} for name, file in files.items()}
+        except (InputError, OSError, SafetensorError) as error:
             raise CheckpointError(
-                f"{path}: cannot be read ({error}); delete it to go on from the snapshot before"
+                f"{path}: cannot be read ({error}); delete it to resume from the checkpoint before"
             ) from None
+        return Snapshot(step=numbers["step"], numbers=numbers, **tensors)
 
     def _all(self) -> list[Path]:
-        return sorted(path for path in self.folder.glob(_PATTERN) if path.is_dir())
+        """All snapshots, by step; what else lies beside them is not looked at."""
+        found = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted((path for path in found if _NAME.fullmatch(path.name) and path.is_dir()), key=_step)
 
 
-def _storable(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous()
+def _step(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])

@@ -1,40 +1,25 @@
 """The texts of data directories, as a drafter is trained on them."""
 
 import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import attrs
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from treeflash.errors import InputError, bullet_list
-from treeflash.packed_text import PackedText
-from treeflash.training.answers import AnswerRow, AnswerStore
+from treeflash.training.answers import AnswerStore
+from treeflash.training.texts import Texts
+from treeflash.training.token_file import TokenFile
 
 _SHOWN_FAULTS = 10
 
 
-@attrs.frozen
-class Text:
-    """A prompt and the target's answer.
-
-    Attributes:
-        prompt_ids: Token ids.
-        answer_ids: Token ids.
-    """
-
-    prompt_ids: list[int]
-    answer_ids: list[int]
-
-    @property
-    def length(self) -> int:
-        """Tokens in all."""
-        return len(self.prompt_ids) + len(self.answer_ids)
-
-
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Corpus:
     """Texts of one or several data directories.
 
@@ -44,12 +29,12 @@ class Corpus:
         fingerprint: A hash of all of it, in order.
     """
 
-    train: Sequence[Text]
-    heldout: Sequence[Text]
+    train: Texts
+    heldout: Texts
     fingerprint: str
 
     @classmethod
-    def read(cls, folders: Sequence[Path], target_digest: str, length: int, heldout_texts: int) -> "Corpus":
+    def read(cls, folders: Sequence[Path], target_digest: str, length: int, heldout_texts: int) -> Self:
         """Reads data directories.
 
         Args:
@@ -65,60 +50,39 @@ class Corpus:
             InputError: For a directory of another target or one that is not finished, a prompt that leaves
                 no room, or when there is nothing to train on or to measure on.
         """
-        learned: list[tuple[str, Text]] = []
-        held: list[tuple[str, int, Text]] = []
+        if not folders:
+            raise InputError("expected one data directory or more, found none")
+        opened = [_open(folder, target_digest) for folder in folders]
         faults: list[str] = []
-        for folder in folders:
-            store = AnswerStore(folder)
-            manifest = store.manifest()
-            written_by = manifest.get("target")
-            if written_by != target_digest:
-                raise InputError(
-                    f"{folder}: its answers are another target's: expected those of {target_digest}, "
-                    f"found those of {written_by}"
-                )
-            rows, wanted = list(store.rows()), manifest.get("rows")
-            if len(rows) != wanted:
-                raise InputError(
-                    f"{folder}: has {len(rows)} of {wanted} answers; start the treeflash regenerate that "
-                    "made it again, to finish it"
-                )
-            for row in rows:
-                if not row.answer_ids:
-                    continue
-                if len(row.prompt_ids) >= length:
-                    faults.append(f"{folder}: prompt {row.key} has {len(row.prompt_ids)} tokens")
-                elif row.split == "train":
-                    learned.append((row.key, _text(row, length)))
-                else:
-                    held.append((row.key, row.turn, _text(row, length)))
+        parts = []
+        for number, (folder, file) in enumerate(zip(folders, opened, strict=True)):
+            found: list[str] = []
+            parts.append(_places(number, file, length, found))
+            faults += [f"{folder}: {fault}" for fault in found]
         if faults:
             headline = f"prompts that leave no room in data.length = {length}"
             raise InputError(bullet_list(headline, faults, most=_SHOWN_FAULTS))
+        places, keys, turns, held = (numpy.concatenate(column) for column in zip(*parts, strict=True))
         # Directories may hold different shares of the same prompts out.
-        kept_out = {key for key, *_ in held}
-        train = [text for key, text in learned if key not in kept_out]
+        learned = places[~held & ~numpy.isin(keys, keys[held])]
         named = ", ".join(map(str, folders))
-        if not train:
+        if not len(learned):
             raise InputError(f"{named}: expected answers to train on, found none")
-        if not held:
+        if not held.any():
             raise InputError(
                 f"{named}: expected held-out answers to measure on, found none; regenerate with a greater "
                 "--heldout (in a study, answers.heldout)"
             )
         # By key, which is a hash: some of every directory, of prompts long and short.
-        heldout = [text for *_, text in sorted(held, key=lambda entry: entry[:2])][:heldout_texts]
-        found = hashlib.sha256(f"{len(train)}".encode())
-        for text in (*train, *heldout):
-            found.update(
-                torch.tensor([len(text.prompt_ids), *text.prompt_ids, *text.answer_ids]).numpy().tobytes()
-            )
-        return cls(train, heldout, found.hexdigest()[:16])
+        order = numpy.lexsort((turns[held], keys[held]))[:heldout_texts]
+        arrays = tuple(file.token_ids for file in opened)
+        train, heldout = Texts(arrays, learned), Texts(arrays, places[held][order])
+        return cls(train, heldout, _fingerprint(train, heldout))
 
     @property
-    def texts(self) -> list[Text]:
+    def texts(self) -> Texts:
         """All texts: those to train on, then the held-out ones."""
-        return [*self.train, *self.heldout]
+        return self.train + self.heldout
 
     def check_tokens(self, vocab_size: int) -> None:
         """Makes sure that a target knows all tokens.
@@ -129,7 +93,7 @@ class Corpus:
         Raises:
             InputError: When it does not.
         """
-        most = max(max(*text.prompt_ids, *text.answer_ids) for text in self.texts)
+        most = max(int(array.max()) for array in self.train.arrays if len(array))
         if most >= vocab_size:
             raise InputError(f"the answers hold token {most}: expected ids below the target's {vocab_size}")
 
@@ -143,45 +107,51 @@ class Corpus:
         Returns:
             int64 `[size]`, ascending; all tokens when there are no more.
         """
-        answers = Counter(token for text in self.train for token in text.answer_ids)
-        prompts = Counter(token for text in self.train for token in text.prompt_ids)
-        ordered = sorted(range(vocab_size), key=lambda token: (-answers[token], -prompts[token], token))
-        return torch.tensor(sorted(ordered[:size]))
+        prompts, answers = self.train.token_counts(vocab_size)
+        order = numpy.lexsort((-prompts.numpy(), -answers.numpy()))  # stable: then by id
+        return torch.from_numpy(numpy.sort(order[:size]))
 
 
-def pack(texts: Sequence[Text], device: torch.device | str = "cpu") -> PackedText:
-    """Puts texts side by side.
-
-    Args:
-        texts: The texts.
-        device: Where the row goes.
-
-    Returns:
-        The row.
-    """
-    return PackedText.pack([(text.prompt_ids, text.answer_ids) for text in texts], device)
-
-
-def passes(lengths: Sequence[int], limit: int) -> list[list[int]]:
-    """Divides texts, in order, into passes of the target.
-
-    Args:
-        lengths: Tokens of each text.
-        limit: Tokens in a pass at most.
-
-    Returns:
-        The numbers of the texts of each pass.
-    """
-    divided: list[list[int]] = []
-    room = 0
-    for number, length in enumerate(lengths):
-        if not divided or length > room:
-            divided.append([])
-            room = limit
-        divided[-1].append(number)
-        room -= length
-    return divided
+def _open(folder: Path, target_digest: str) -> TokenFile:
+    """Opens a data directory that is finished and of this target."""
+    store = AnswerStore(folder)
+    manifest = store.manifest()
+    written_by, wanted = manifest.get("target"), manifest.get("rows")
+    if written_by != target_digest:
+        raise InputError(
+            f"{folder}: its answers are another target's: expected those of {target_digest}, "
+            f"found those of {written_by}"
+        )
+    file = TokenFile.open(store)
+    if len(file) != wanted:
+        raise InputError(
+            f"{folder}: has {len(file)} of {wanted} answers; start the treeflash regenerate that made it "
+            "again, to finish it"
+        )
+    return file
 
 
-def _text(row: AnswerRow, length: int) -> Text:
-    return Text(row.prompt_ids, row.answer_ids[: length - len(row.prompt_ids)])
+_Part = tuple[NDArray[numpy.int64], NDArray[numpy.uint64], NDArray[numpy.int32], NDArray[numpy.bool_]]
+
+
+def _places(number: int, file: TokenFile, length: int, faults: list[str]) -> _Part:
+    """Places, keys, turns and splits of a directory's answers, those that are empty left out."""
+    used = file.answer_lengths > 0
+    keys = file.keys.numpy().view(numpy.uint64)[used]
+    begins, answers, ends = file.bounds.numpy()[used].T
+    room = answers - begins < length
+    faults += [
+        f"prompt {key:016x} has {tokens} tokens"
+        for key, tokens in zip(keys[~room].tolist(), (answers - begins)[~room].tolist(), strict=True)
+    ]
+    ends = numpy.minimum(ends, begins + length)
+    places = numpy.stack([numpy.full_like(begins, number), begins, answers, ends], axis=1)
+    return places, keys, file.turns.numpy()[used], file.heldout.numpy()[used]
+
+
+def _fingerprint(train: Texts, heldout: Texts) -> str:
+    found = hashlib.sha256(f"{len(train)}".encode())
+    for text in train + heldout:
+        length = torch.tensor([len(text.prompt_ids)])
+        found.update(torch.cat([length, text.prompt_ids, text.answer_ids]).numpy().data)
+    return found.hexdigest()[:16]

@@ -7,7 +7,7 @@ import attrs
 from treeflash.engine import Decoder
 from treeflash.engine.chains import chain_steps, spread_anchors
 from treeflash.target import HuggingFaceTarget
-from treeflash.training.corpus import Text, pack
+from treeflash.training.texts import Text, pack
 
 # Enough for a mean within a few per cent, and a few seconds beside hours of training.
 TEXTS, _STEPS = 8, 32

@@ -1,7 +1,8 @@
-"""Folders that long runs write: begun once, gone on with by the same settings alone, never half-written."""
+"""Folders that long runs write: begun once, resumed with the same settings only, never half-written."""
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping, Set
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 from safetensors import SafetensorError
 
 from treeflash.errors import InputError, bullet_list
-from treeflash.files import write_atomically
+from treeflash.files import partial_path, write_atomically
 from treeflash.json_files import read_json
 
+# What was at a place while something else is put there.
+BEFORE = re.compile(r"\.(?P<name>.+)\.before")
 # Differences that are listed.
 _SHOWN = 12
 
@@ -33,7 +36,7 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     Raises:
         InputError: When the disk does not take it; what was there is left.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    partial = partial_path(path)
     before = path.with_name(f".{path.name}.before")
     try:
         for rest in (partial, before):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treeflash.errors import TrainingError
+from treeflash.extras import require_packages
 from treeflash.plugins import Registry
 
 if TYPE_CHECKING:
@@ -34,13 +34,10 @@ def train(
     Raises:
         TreeflashError: When recipe, data and target do not go together, or the run cannot go on.
     """
-    try:
-        from treeflash.training import session
-        from treeflash.training.training_recipe import TrainingRecipe
-    except ImportError as error:
-        raise TrainingError(
-            f"training needs more packages ({error}): pip install 'treeflash[train]'"
-        ) from None
+    require_packages("training", "accelerate", "matplotlib")
+    from treeflash.training import session
+    from treeflash.training.training_recipe import TrainingRecipe
+
     folders = [data] if isinstance(data, str | Path) else data
     registry = Registry.load()
     checked = TrainingRecipe.load(recipe, registry, overrides)

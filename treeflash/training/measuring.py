@@ -8,9 +8,10 @@ import torch
 from treeflash.components.trainables.chunked import rows_at_once
 from treeflash.packed_text import PackedText
 from treeflash.trainable import Simulation, Task, Trainable
-from treeflash.training.corpus import Corpus, pack, passes
+from treeflash.training.corpus import Corpus
 from treeflash.training.draws import question_generator
 from treeflash.training.states import States
+from treeflash.training.texts import pack, passes
 
 # Held-out texts are asked the same in every measurement, whatever the run's seed.
 _SEED = 0
@@ -30,7 +31,7 @@ class HeldOut:
         self.trainable, self.states = trainable, states
         self.rows: list[tuple[list[int], PackedText, Task]] = []
         texts, first = corpus.heldout, len(corpus.train)
-        for group in passes([text.length for text in texts], length):
+        for group in passes(texts.lengths.tolist(), length):
             row = pack([texts[index] for index in group], trainable.target.device)
             generators = [question_generator(_SEED, 0, index) for index in group]
             self.rows.append(([first + index for index in group], row, trainable.ask(row, generators)))

@@ -14,6 +14,8 @@ from treeflash.target import HuggingFaceTarget
 from treeflash.target.text import TextCodec
 from treeflash.training.answers import AnswerRow, AnswerStore, split_of
 from treeflash.training.batch_decoding import decode_batch
+from treeflash.training.locks import held
+from treeflash.training.token_file import TokenFile
 
 
 @attrs.frozen
@@ -58,7 +60,7 @@ def regenerate(
     settings: RegenerationSettings,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> AnswerStore:
-    """Answers every prompt once, going on where an earlier run stopped.
+    """Answers every prompt once, from where an earlier run stopped.
 
     Args:
         target: The target, with its tokenizer.
@@ -72,14 +74,13 @@ def regenerate(
         The directory, complete.
 
     Raises:
-        InputError: When the directory was begun with other settings, a prompt is too long, or the disk
-            is full.
+        InputError: When the directory was begun with other settings or is in use by another process, a
+            prompt is too long, or the disk is full.
     """
     Draws(settings.temperature, settings.seed)  # refuses what it cannot draw by
     codec = target.require_text()
     batches = _batches(target, codec, prompts, settings.batch_size)
     store = AnswerStore(folder)
-    store.open(_manifest(target, model, prompts, settings))
     total = sum(len(prompt.turns) for prompt in prompts)
     rows = tokens = 0
 
@@ -88,11 +89,14 @@ def regenerate(
         tokens += written
         on_progress(Progress(rows, total, tokens))
 
-    for number, batch in enumerate(batches):
-        if not store.has(number):
-            store.write(number, _answer(target, codec, batch, settings, count))
-        rows += sum(len(prompt.turns) for prompt in batch)
-        on_progress(Progress(rows, total, tokens))
+    with held(folder):
+        whole = store.open(_manifest(target, model, prompts, settings))
+        for number, batch in enumerate(batches):
+            if number not in whole:
+                store.write(number, _answer(target, codec, batch, settings, count))
+            rows += sum(len(prompt.turns) for prompt in batch)
+            on_progress(Progress(rows, total, tokens))
+        TokenFile.open(store)  # made here, where nobody else writes
     return store
 
 

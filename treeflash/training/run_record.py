@@ -1,4 +1,4 @@
-"""What a run was begun with, so that it is gone on with alike."""
+"""What a run was begun with, so that it is resumed with the same settings."""
 
 import hashlib
 import json
@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from treeflash.checkpoints.writing import gathered
+from treeflash.errors import InputError
 from treeflash.files import write_atomically
 from treeflash.training.folders import begin, flat, read_manifest, refuse_changes
 
@@ -57,9 +58,12 @@ def begin_run(out: Path, tables: Mapping[str, Any], facts: Mapping[str, Any], st
     begin(out, RUN, {**settings, **facts})
     path = out / ADJUSTED
     history = read_adjusted(out)
+    if step and not history:
+        raise InputError(f"{path}: expected the settings of the {step} steps that are done, found none")
     if not history or history[-1]["settings"] != adjustable:
         history.append({"from_step": step, "settings": adjustable})
-        write_atomically(path, json.dumps({"history": history}, indent=1) + "\n")
+        told = {"history": history, "sha256": _sum(history)}
+        write_atomically(path, json.dumps(told, indent=1) + "\n")
 
 
 def read_adjusted(out: Path) -> list[dict[str, Any]]:
@@ -69,11 +73,19 @@ def read_adjusted(out: Path) -> list[dict[str, Any]]:
         out: Its folder.
 
     Returns:
-        `from_step` and `settings` of each.
+        `from_step` and `settings` of each; none of a run that has not begun.
+
+    Raises:
+        InputError: When they are not what was written.
     """
-    if not (out / ADJUSTED).is_file():
+    path = out / ADJUSTED
+    if not path.is_file():
         return []
-    return list(read_manifest(out, ADJUSTED, "the folder of a training run").get("history", []))
+    told = read_manifest(out, ADJUSTED, "the folder of a training run")
+    history = told.get("history")
+    if told.get("sha256") != _sum(history):
+        raise InputError(f"{path}: not what was written; put it back as it was, or train into another folder")
+    return list(history or ())
 
 
 def refuse_adjusted(out: Path, tables: Mapping[str, Any]) -> None:
@@ -94,6 +106,10 @@ def refuse_adjusted(out: Path, tables: Mapping[str, Any]) -> None:
 def _adjustable(tables: Mapping[str, Any]) -> dict[str, Any]:
     settings = flat(tables)
     return {key: settings.get(key) for key in _ADJUSTABLE}
+
+
+def _sum(history: Any) -> str:
+    return hashlib.sha256(json.dumps(history, sort_keys=True).encode()).hexdigest()
 
 
 def digest(module: nn.Module) -> str:

@@ -1,6 +1,7 @@
 """From a training recipe and data directories to a drafter."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,19 +12,20 @@ from accelerate import Accelerator
 from rich.filesize import decimal
 from torch import Tensor
 
-from treeflash import __version__
 from treeflash.errors import CompositionError, InputError, blamed_on
+from treeflash.extras import require_packages
 from treeflash.places import locate
 from treeflash.plugins import Registry
 from treeflash.recipe import Recipe, open_target
 from treeflash.target.own_logits import require_own_logits
 from treeflash.trainable import Trainable, TrainContext, TrainingTarget
 from treeflash.training.checkpointing import Snapshots
-from treeflash.training.corpus import Corpus, pack
+from treeflash.training.corpus import Corpus
 from treeflash.training.decoding_check import TEXTS, check_decoding
 from treeflash.training.distribution import by_the_first, start_process
 from treeflash.training.draws import question_generator, weights_generator
 from treeflash.training.folders import begin
+from treeflash.training.locks import held, remove_leftovers
 from treeflash.training.measuring import HeldOut
 from treeflash.training.metrics import read_metrics
 from treeflash.training.plots import draw
@@ -31,8 +33,10 @@ from treeflash.training.run_record import begin_run, digest, read_adjusted
 from treeflash.training.settings import CACHE
 from treeflash.training.shipping import RECIPE, ship
 from treeflash.training.states import CachedStates, ComputedStates, States
+from treeflash.training.texts import pack
 from treeflash.training.trainer import Progress, Trainer
 from treeflash.training.training_recipe import TrainingRecipe
+from treeflash.version import __version__
 
 STATES = "states.json"
 
@@ -61,7 +65,7 @@ def train(
     out: Path,
     listener: Listener | None = None,
 ) -> Path:
-    """Trains a drafter, going on where an earlier run stopped.
+    """Trains a drafter, from where an earlier run stopped.
 
     Args:
         recipe: How.
@@ -75,10 +79,27 @@ def train(
 
     Raises:
         TreeflashError: When recipe, data and target do not go together, the folder was begun with other
-            settings, the disk is full, or the run cannot go on.
+            settings or is in use by another process, the disk is full, or the run cannot go on.
     """
+    require_packages("training", "matplotlib", *(["tensorboard"] if recipe.train.tensorboard else []))
     accelerator, place = start_process(recipe.target.device, shard=recipe.train.shard)
     listener = listener if accelerator.is_main_process and listener is not None else Listener()
+    with ExitStack() as holding:
+        by_the_first(accelerator, lambda: holding.enter_context(held(out)))
+        return _train(recipe, registry, folders, out, listener, accelerator, place, holding)
+
+
+def _train(
+    recipe: TrainingRecipe,
+    registry: Registry,
+    folders: Sequence[Path],
+    out: Path,
+    listener: Listener,
+    accelerator: Accelerator,
+    place: str,
+    opened: ExitStack,
+) -> Path:
+    """Trains, in a folder that is held; `opened` closes what is opened."""
     with blamed_on(recipe.name):
         # No pass of a training is one that is compiled.
         target = open_target(attrs.evolve(recipe.target, device=place, compile=False), registry)
@@ -94,8 +115,11 @@ def train(
     trained = sum(weight.numel() for weight in trainable.parameters() if weight.requires_grad)
     parameters = sum(weight.numel() for weight in trainable.parameters())
     snapshots = Snapshots.of_run(out)
+    by_the_first(accelerator, lambda: remove_leftovers(snapshots.folder))
     by_the_first(accelerator, lambda: _refuse_fewer(out, snapshots.last_step(), recipe.train.steps))
     states = _states(recipe, trainable, corpus, out, accelerator, listener)
+    if isinstance(states, CachedStates):
+        opened.enter_context(closing(states))
     facts = {
         "answers": corpus.fingerprint,
         "target_weights": weights,
@@ -125,6 +149,7 @@ def train(
         accelerator=accelerator,
         on_progress=listener.on_progress,
         on_measured=listener.on_measured,
+        say=listener.say,
     )
     result = trainer.run()
     # All processes take part in a simulation, where weights are spread over them.
@@ -136,7 +161,7 @@ def train(
         "data": {
             "texts": len(corpus.train),
             "heldout_texts": len(corpus.heldout),
-            "tokens": sum(len(text.answer_ids) for text in corpus.train),
+            "tokens": int(corpus.train.answer_lengths.sum()),
             "fingerprint": corpus.fingerprint,
         },
         "parameters": parameters,
@@ -147,11 +172,13 @@ def train(
         "versions": {"treeflash": __version__, "torch": torch.__version__},
     }
     if accelerator.is_main_process:
-        draw(out, read_metrics(out))
+        # Before all else that may fail: it is what the run was for.
         shipped = ship(trainable, out / "drafter", recipe.decoding_tables(), record)
         decoder = Recipe.load(shipped, registry).build(registry, target)
         texts = [corpus.texts[number] for number in numbers]
         listener.say(check_decoding(decoder, target, texts, simulated).sentence())
+        with blamed_on(f"the drafter is written to {shipped.parent}"):
+            draw(out, read_metrics(out))
         return shipped
     # Weights may be spread over all processes: all take part, and one keeps what is written.
     with TemporaryDirectory() as elsewhere:
@@ -221,15 +248,20 @@ def _states(
     }
 
     def prepare() -> None:
+        remove_leftovers(cached.folder)
         begin(cached.folder, STATES, manifest)
         cached.check_room()
 
-    by_the_first(accelerator, prepare)
-    if cached.missing():
-        listener.say(f"the target's states take {decimal(cached.size())} in {cached.folder}")
-        total, done = sum(text.length for text in corpus.texts), 0
-        for read in cached.fill(accelerator.process_index, accelerator.num_processes):
-            done += read * accelerator.num_processes
-            listener.on_states(done, total)
-    accelerator.wait_for_everyone()
+    with ExitStack() as holding:
+        # Other runs may read them too; only one writes them.
+        if cached.folder != out / "states":
+            by_the_first(accelerator, lambda: holding.enter_context(held(cached.folder)))
+        by_the_first(accelerator, prepare)
+        if cached.missing():
+            listener.say(f"the target's states take {decimal(cached.size())} in {cached.folder}")
+            total, done = int(corpus.texts.lengths.sum()), 0
+            for read in cached.fill(accelerator.process_index, accelerator.num_processes):
+                done += read * accelerator.num_processes
+                listener.on_states(done, total)
+        accelerator.wait_for_everyone()
     return cached

@@ -4,28 +4,34 @@ Only the tapped states and the final normed ones are kept, never logits: those a
 time, from the normed states.
 """
 
-import os
+import json
 import shutil
+import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from treeflash.errors import InputError
+from treeflash.checkpoints.writing import write_tensors
+from treeflash.errors import InputError, first_line
+from treeflash.files import partial_path
+from treeflash.json_files import parse_json
 from treeflash.packed_text import PackedText, ReadText
 from treeflash.target import HuggingFaceTarget
-from treeflash.training.corpus import Text, pack, passes
-from treeflash.training.folders import flush
+from treeflash.training.folders import make_folder
+from treeflash.training.texts import Texts, pack, passes
 
 # Texts a file: few enough to begin again after a kill without much lost.
 _SHARD = 32
 # Tokens in a pass: enough for the matrix products, and attention over a row grows with its square.
 _PASS = 512
+# Of the metadata, which the library writes in any order: one key.
+_SUMS = "crc32"
 # Room that is left on the disk, bytes.
 _SPARE = 1 << 30
 
@@ -78,14 +84,22 @@ class CachedStates:
 
     computed: ComputedStates
     folder: Path
-    texts: Sequence[Text]
+    texts: Texts
     _files: dict[int, Any] = attrs.field(factory=dict, init=False)
+    _opened: ExitStack = attrs.field(factory=ExitStack, init=False)
+    # What is read again and again is compared with its sum once.
+    _checked: set[str] = attrs.field(factory=set, init=False)
+
+    def close(self) -> None:
+        """Closes the files; they are opened again when they are read."""
+        self._files.clear()
+        self._opened.close()
 
     def size(self) -> int:
         """Bytes that all states take."""
         target = self.computed.target
         width = (len(self.computed.tap_layers) + 1) * target.hidden_size
-        return sum(text.length for text in self.texts) * width * target.dtype.itemsize
+        return int(self.texts.lengths.sum()) * width * target.dtype.itemsize
 
     def missing(self) -> list[int]:
         """Numbers of the files that are not there."""
@@ -124,10 +138,7 @@ class CachedStates:
             InputError: When the disk does not take it.
         """
         mine = [number for number in self.missing() if number % processes == process]
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{self.folder}: cannot be made ({error.strerror})") from None
+        make_folder(self.folder)
         for number in mine:
             yield self._write(number)
 
@@ -141,41 +152,61 @@ class CachedStates:
         return ReadText(text, taps, normed)
 
     def _tensor(self, number: int, kind: str) -> Tensor:
-        shard = number // _SHARD
+        shard, fault = number // _SHARD, ""
+        target = self.computed.target
+        layers = len(self.computed.tap_layers) if kind == "taps" else 1
+        shape = (self.texts[number].length, layers * target.hidden_size)
         try:
             if shard not in self._files:
-                self._files[shard] = safe_open(self._path(shard), framework="pt")
-            found: Tensor = self._files[shard].get_tensor(f"{number}.{kind}")
-        except (SafetensorError, OSError) as error:
+                opened = safe_open(self._path(shard), framework="pt")
+                self._files[shard] = self._opened.enter_context(opened)
+            name, file = f"{number}.{kind}", self._files[shard]
+            found: Tensor = file.get_tensor(name)
+            if (found.shape, found.dtype) != (shape, target.dtype):
+                fault = (
+                    f"{name}: expected {target.dtype} {list(shape)}, found {found.dtype} {list(found.shape)}"
+                )
+            elif name not in self._checked:
+                told = parse_json((file.metadata() or {}).get(_SUMS, "{}"))
+                if told.get(name) != _sum(found):
+                    fault = f"{name}: not what was written"
+                self._checked.add(name)
+        except (SafetensorError, OSError, ValueError, AttributeError) as error:
+            fault = first_line(error)
+        if fault:
             raise InputError(
-                f"{self._path(shard)}: cannot be read ({error}); delete it and start again to have it "
+                f"{self._path(shard)}: cannot be read ({fault}); delete it and start again to have it "
                 "made anew"
-            ) from None
+            )
         return found
 
     def _write(self, shard: int) -> int:
         first = shard * _SHARD
         texts = self.texts[first : first + _SHARD]
         tensors: dict[str, Tensor] = {}
-        for group in passes([text.length for text in texts], _PASS):
+        for group in passes(texts.lengths.tolist(), _PASS):
             row = pack([texts[index] for index in group], self.computed.target.device)
             read = self.computed.read((), row)
             for index, begin, end in zip(group, row.bounds, row.bounds[1:], strict=False):
-                tensors[f"{first + index}.taps"] = read.taps[begin:end].cpu().contiguous()
-                tensors[f"{first + index}.normed"] = read.normed[begin:end].cpu().contiguous()
+                tensors[f"{first + index}.taps"] = read.taps[begin:end].cpu()
+                tensors[f"{first + index}.normed"] = read.normed[begin:end].cpu()
         path = self._path(shard)
-        # Others may be writing the same: several runs share a folder.
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        partial = partial_path(path)
         try:
-            save_file(tensors, partial)
-            flush(partial)
+            write_tensors(
+                tensors, partial, {_SUMS: json.dumps({name: _sum(tensors[name]) for name in tensors})}
+            )
             partial.replace(path)
         except (OSError, SafetensorError) as error:
             partial.unlink(missing_ok=True)
             raise InputError(
                 f"{path}: cannot be written ({error}); what was written before is whole"
             ) from None
-        return sum(text.length for text in texts)
+        return int(texts.lengths.sum())
 
     def _path(self, shard: int) -> Path:
         return self.folder / f"states-{shard:05d}.safetensors"
+
+
+def _sum(tensor: Tensor) -> str:
+    return f"{zlib.crc32(tensor.contiguous().view(torch.uint8).numpy().data):08x}"

@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from treeflash.checkpoints.writing import gathered
-from treeflash.errors import TrainingError
+from treeflash.errors import CheckpointError, TrainingError, first_line
 from treeflash.packed_text import PackedText
 from treeflash.trainable import Task, Trainable
 from treeflash.training.averaging import WeightAverage
 from treeflash.training.checkpointing import Snapshot, Snapshots
-from treeflash.training.corpus import Corpus, pack, passes
+from treeflash.training.corpus import Corpus
 from treeflash.training.distribution import (
+    by_the_first,
     distribute,
     exchanging,
     passes_of_all,
@@ -34,10 +36,11 @@ from treeflash.training.distribution import (
 )
 from treeflash.training.draws import batch_of, question_generator
 from treeflash.training.measuring import HeldOut, headline
-from treeflash.training.metrics import Metrics
+from treeflash.training.metrics import Mark, Metrics
 from treeflash.training.schedule import Watch, learning_rate
 from treeflash.training.settings import BFLOAT16, DataSettings, OptimizerSettings, TrainSettings
 from treeflash.training.states import States
+from treeflash.training.texts import pack, passes
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -87,6 +90,7 @@ class Run:
         measured: The last measurement.
         measured_at: The step it was made after; None where that was not written down.
         watch: What was seen of the loss.
+        recorded: What was written down of it.
     """
 
     step: int = 0
@@ -95,6 +99,7 @@ class Run:
     measured: dict[str, Any] = attrs.field(factory=dict)
     measured_at: int | None = None
     watch: Watch = attrs.field(factory=Watch)
+    recorded: Mark = attrs.field(factory=Mark)
 
 
 @attrs.define(eq=False)
@@ -113,6 +118,7 @@ class Trainer:
         accelerator: Of this process.
         on_progress: Called after each step, on the main process.
         on_measured: Called with the step and each measurement, on the main process.
+        say: Called with a sentence now and then, on the main process.
     """
 
     trainable: Trainable
@@ -126,6 +132,7 @@ class Trainer:
     accelerator: Accelerator
     on_progress: Callable[[Progress], None] = lambda progress: None
     on_measured: Callable[[int, dict[str, Any]], None] = lambda step, measured: None
+    say: Callable[[str], None] = lambda sentence: None
 
     def run(self) -> dict[str, Any]:
         """Trains to the end, from the last snapshot if there is one.
@@ -142,12 +149,37 @@ class Trainer:
         average = WeightAverage(weights, self.train.average)
         snapshots = Snapshots.of_run(self.folder, self.train.keep)
         last = snapshots.last()
-        run = Run() if last is None else self._restore(snapshots.read(last), model, optimizer, average)
+        run = Run() if last is None else self._restore(last, snapshots.read(last), model, optimizer, average)
+        with ExitStack() as opened:
+            records: list[Metrics] = []
+
+            def open_record() -> None:
+                told = self.train.tensorboard
+                metrics = Metrics(self.folder, run.step, run.recorded, tensorboard=told, say=self.say)
+                records.append(opened.enter_context(metrics))
+                # Only now: one that is broken may be deleted to resume from the one before.
+                snapshots.prune()
+
+            by_the_first(self.accelerator, open_record)
+            self._continue(run, model, optimizer, average, snapshots, records)
+        for weight, value in zip(weights, average.values, strict=False):
+            weight.data.copy_(value)
+        return {"heldout": run.measured, "positions": run.positions, "seconds": round(run.seconds, 1)}
+
+    def _continue(
+        self,
+        run: Run,
+        model: Any,
+        optimizer: Any,
+        average: WeightAverage,
+        snapshots: Snapshots,
+        records: Sequence[Metrics],
+    ) -> None:
+        """Takes the steps that are left."""
         main = self.accelerator.is_main_process
-        metrics = Metrics(self.folder, run.step, tensorboard=self.train.tensorboard) if main else None
 
         def record(line: dict[str, Any]) -> None:
-            if metrics is not None:
+            for metrics in records:  # none but on the main process
                 metrics.add({"step": run.step, **line})
 
         def measure() -> None:
@@ -157,6 +189,11 @@ class Trainer:
             record({"heldout": run.measured})
             if main:
                 self.on_measured(run.step, run.measured)
+
+        def save() -> None:
+            for metrics in records:
+                run.recorded = metrics.mark()
+            self._save(snapshots, run, model, optimizer, average)
 
         if run.step == 0:
             measure()
@@ -180,19 +217,14 @@ class Trainer:
             if at_end or run.step % self.train.evaluate_every == 0:
                 measure()
             if at_end or run.step % self.train.save_every == 0:
-                self._save(snapshots, run, model, optimizer, average)
+                save()
             if main:
                 efficiency = headline(run.measured)
                 self.on_progress(Progress(run.step, self.train.steps, loss, efficiency, asked / spent))
         if run.measured_at not in (run.step, None):
             # Told to end where it had been stopped.
             measure()
-            self._save(snapshots, run, model, optimizer, average)
-        if metrics is not None:
-            metrics.close()
-        for weight, value in zip(weights, average.values, strict=False):
-            weight.data.copy_(value)
-        return {"heldout": run.measured, "positions": run.positions, "seconds": round(run.seconds, 1)}
+            save()
 
     def _optimizer(self, weights: Sequence[Tensor]) -> torch.optim.Optimizer:
         settings = self.optimizer_settings
@@ -216,8 +248,9 @@ class Trainer:
         world = self.accelerator.num_processes
         texts = self.corpus.train
         batch = batch_of(step, size * world, len(texts), self.train.seed)[rank * size : (rank + 1) * size]
+        lengths = [texts[number].length for _, number in batch]
         made = []
-        for group in passes([texts[number].length for _, number in batch], self.data.length):
+        for group in passes(lengths, self.data.length):
             members = [batch[index] for index in group]
             row = pack([texts[number] for _, number in members], self.trainable.target.device)
             generators = [question_generator(self.train.seed, epoch, number) for epoch, number in members]
@@ -281,8 +314,23 @@ class Trainer:
             snapshots.write(Snapshot(run.step, weights, averaged, tensors, attrs.asdict(run)))
         self.accelerator.wait_for_everyone()
 
-    def _restore(self, snapshot: Snapshot, model: Any, optimizer: Any, average: WeightAverage) -> Run:
+    def _restore(
+        self, path: Path, snapshot: Snapshot, model: Any, optimizer: Any, average: WeightAverage
+    ) -> Run:
         """Goes back to where a snapshot was taken."""
+        try:
+            run = _run_of(snapshot.numbers)
+            self._restore_tensors(snapshot, model, optimizer, average)
+        except (ValueError, TypeError, KeyError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{path}: is not of this run ({first_line(error)}); delete it to resume from the checkpoint "
+                "before"
+            ) from error
+        return run
+
+    def _restore_tensors(
+        self, snapshot: Snapshot, model: Any, optimizer: Any, average: WeightAverage
+    ) -> None:
         # Every process has read the whole of it, and takes its part.
         full = StateDictOptions(full_state_dict=True)
         if average.values:
@@ -298,8 +346,11 @@ class Trainer:
             place, _, name = key.rpartition("/")
             kept["state"].setdefault(place, {})[name] = tensor
         set_optimizer_state_dict(model, optimizer, kept, options=full)
-        numbers = dict(snapshot.numbers)
-        return Run(watch=Watch(**numbers.pop("watch")), **numbers)
+
+
+def _run_of(numbers: Mapping[str, Any]) -> Run:
+    told = dict(numbers)
+    return Run(watch=Watch(**told.pop("watch")), recorded=Mark(**told.pop("recorded")), **told)
 
 
 def _weights(model: Any) -> dict[str, Tensor]:

