@@ -43,10 +43,10 @@ SUMMARY = re.compile(
 
 
 def generate(*arguments):
-    """Standard output of a run that succeeds."""
+    """What a terminal shows of a run that succeeds: the answer, and on the error stream the figures."""
     result = CliRunner().invoke(commands, ["generate", *arguments], catch_exceptions=False)
     assert result.exit_code == 0
-    return result.stdout
+    return result.output
 
 
 def report(*arguments):
@@ -75,14 +75,22 @@ def test_text_is_followed_by_one_line_of_statistics(plain):
     assert float(efficiency) == pytest.approx((int(tokens) - 1) / int(steps), abs=0.006)
 
 
+def test_standard_output_has_the_answer_alone(plain):
+    result = CliRunner().invoke(commands, ["generate", "tiny-treeflash", NEARLY_DONE], catch_exceptions=False)
+    assert result.stdout == " 7.\n"
+    assert SUMMARY.fullmatch(result.stderr.strip())
+
+
 def test_text_comes_piece_by_piece(monkeypatch):
     pieces = []
     monkeypatch.setattr(click, "echo", lambda message=None, **options: pieces.append(message))
     generate("tiny-treeflash", PROMPT)
     _, steps, *_ = SUMMARY.search(pieces[-1]).groups()
-    # A piece for the prefill, and one for each step.
-    assert len([piece for piece in pieces[:-1] if piece]) == int(steps) + 1
-    assert "".join(pieces[:-1]).endswith("The answer is 17.")
+    # A piece for the prefill, and one for each step; then the line ends.
+    *shown, end, _ = pieces
+    assert len([piece for piece in shown if piece]) == int(steps) + 1
+    assert "".join(shown).endswith("The answer is 17.")
+    assert end is None
 
 
 def test_json_is_one_object_with_these_keys():

@@ -87,8 +87,11 @@ def test_each_tree_is_the_one_that_was_verified():
 
 
 def test_the_text_stands_between_the_trees():
-    out = run("tiny-treeflash", PROMPT, "--max-new-tokens", "30", "--show-tree").stdout
-    pieces = [line for line in out.splitlines() if line and not NODE.fullmatch(line)]
+    out = run("tiny-treeflash", PROMPT, "--max-new-tokens", "30", "--show-tree").output
+    lines = [line for line in out.splitlines() if line and not NODE.fullmatch(line)]
+    steps = [line for line in lines if line.startswith("step ")]
+    assert steps == [f"step {number}" for number in range(1, len(steps) + 1)]
+    pieces = [line for line in lines if line not in steps]
     text = json.loads(run("tiny-treeflash", PROMPT, "--max-new-tokens", "30", "--json").stdout)["text"]
     assert "".join(pieces[:-1]) == text
     assert pieces[-1].startswith("[30 tokens in ")
@@ -121,7 +124,8 @@ def test_with_json_the_trees_go_to_the_error_stream(flags):
     }
     # Those of the run that is audited, and not of the plain one.
     assert drawn(result.stderr) == drawn(run(*arguments, "--show-tree").stdout)
-    assert [line for line in result.stderr.splitlines() if line and not NODE.fullmatch(line)] == []
+    rest = [line for line in result.stderr.splitlines() if line and not NODE.fullmatch(line)]
+    assert rest == [f"step {number}" for number in range(1, report["steps"] + 1)]
 
 
 @pytest.fixture
@@ -175,7 +179,7 @@ def audit_of(*arguments, status=0):
 
 
 def verdict_of(*arguments, status=0):
-    out = run(*arguments, "--audit", status=status).stdout
+    out = run(*arguments, "--audit", status=status).stderr
     *_, summary, verdict, end = out.split("\n")
     assert summary.startswith("[")
     assert end == ""
@@ -259,5 +263,5 @@ def test_what_is_lossy_on_purpose_is_not_compared(monkeypatch):
 
 def test_without_the_flag_nothing_is_audited(careless):
     arguments = ["tiny-treeflash", PROMPT, "--max-new-tokens", "26"]
-    assert "audit" not in run(*arguments).stdout
+    assert "audit" not in run(*arguments).output
     assert "audit" not in json.loads(run(*arguments, "--json").stdout)

@@ -1,5 +1,6 @@
 """`treeflash generate`: one answer, streamed."""
 
+import itertools
 import json
 import sys
 from typing import TYPE_CHECKING, Any
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from treeflash.cli.options import dtype_option, laid_over, overrides_option, recipe_argument
+from treeflash.cli.options import drawable, dtype_option, laid_over, overrides_option, recipe_argument
 from treeflash.cli.waiting import waiting
 from treeflash.errors import InputError
 from treeflash.plugins import Registry
@@ -55,7 +56,8 @@ def generate(
     A PROMPT of - is read from standard input, and so is one that is left out where something is piped in; a
     line break at its end is dropped.
 
-    With --audit, a difference from plain decoding that is no near-tie gives exit status 1.
+    The answer goes to standard output, figures to the error stream. With --audit, a difference from plain
+    decoding that is no near-tie gives exit status 1.
     """
     prompt = _prompt(prompt)
     registry = Registry.load()
@@ -78,6 +80,7 @@ def generate(
         decoder = checked.build(registry, target, progress=progress)
     stream = TextStream(codec)
     pieces: list[str] = []
+    steps = itertools.count(1)
 
     def show(piece: str) -> None:
         pieces.append(piece)
@@ -92,7 +95,8 @@ def generate(
         show(stream.push(emission.token_ids[:-1] if stopped else emission.token_ids))
         if show_tree and emission.tree is not None:
             emitted = emission.path[: len(emission.token_ids) + 1]
-            click.echo(f"\n{emission.tree.picture(spell, emitted)}", err=as_json)
+            picture = drawable(emission.tree.picture(spell, emitted), err=as_json)
+            click.echo(f"\nstep {next(steps)}\n{picture}", err=as_json)
 
     settings: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
@@ -110,12 +114,13 @@ def generate(
         report = _report(result, "".join(pieces))
         click.echo(json.dumps(report if found is None else {**report, "audit": attrs.asdict(found)}))
     else:
-        click.echo(f"\n\n{_summary(result)}")
+        click.echo()
+        click.echo(f"\n{_summary(result)}", err=True)
         advice = _advice(result, decoder)
         if advice:
             click.echo(advice, err=True)
         if found is not None:
-            click.echo(f"[audit: {_verdict(found, decoder)}]")
+            click.echo(f"[audit: {_verdict(found, decoder)}]", err=True)
     if found is not None and found.kind == MISMATCH:
         sys.exit(1)
 

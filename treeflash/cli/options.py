@@ -45,6 +45,9 @@ def _completed(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(name) for name in fitting] or [CompletionItem(incomplete, type="file")]
 
 
+# What trees are drawn with.
+_LINES = "│├└─"
+
 recipe_argument = click.argument("recipe", shell_complete=complete_recipe)
 overrides_option = click.option(
     "-o",
@@ -72,6 +75,24 @@ def laid_over(overrides: Sequence[str], dtype: str | None) -> dict[str, Any]:
     """
     shorthand = {} if dtype is None else {"target": {"dtype": dtype}}
     return merge(shorthand, parse_overrides(overrides))
+
+
+def drawable(picture: str, *, err: bool = False) -> str:
+    """A picture in characters that the console has.
+
+    Args:
+        picture: Drawn with lines and corners.
+        err: Whether it goes to the error stream.
+
+    Returns:
+        The same, in ASCII if the stream's encoding lacks lines and corners.
+    """
+    encoding = getattr(sys.stderr if err else sys.stdout, "encoding", None) or "utf-8"
+    try:
+        _LINES.encode(encoding)
+    except UnicodeEncodeError:
+        return picture.translate(str.maketrans(_LINES, "|+`-"))
+    return picture
 
 
 def progress_bar(*, quiet: bool = False) -> Progress:
