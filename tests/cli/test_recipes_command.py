@@ -79,12 +79,22 @@ def three_levels(write):
 def test_list_names_all_with_their_first_sentence():
     result = invoke("list")
     lines = result.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == NAMES
-    for line, (_, recipe) in zip(lines, sorted(Registry.load().recipes.items()), strict=True):
+    recipes = Registry.load().recipes
+    names = [line.split()[0] for line in lines]
+    # Ablations come last.
+    assert names == sorted(NAMES, key=lambda name: (name.startswith("ablation-"), name))
+    for line, recipe in zip(lines, map(recipes.get, names), strict=True):
         comment = recipe.value.read_text(encoding="utf-8").partition("\n[")[0].partition("\nextends")[0]
         assert comment.startswith("# ")
         sentence = comment.replace("\n#", "")[2:].split(". ")[0].rstrip(".\n")
-        assert line.split("  [", 1)[1] == f"{recipe.origin}]  {sentence}."
+        origin, text = line.split("  [", 1)[1].split("]  ", 1)
+        marks = re.fullmatch(r"(?:\((?P<marks>[a-z, ]+)\) )?(?P<text>.*)", text)
+        assert (origin, marks["text"]) == (recipe.origin, f"{sentence}.")
+        trains = "[train]" in recipe.value.read_text(encoding="utf-8") or "ablation" in recipe.value.stem
+        assert ("trains" in (marks["marks"] or "")) == trains
+        # The tiny models come with the packages; n-grams have no model of their own.
+        local = recipe.value.stem.startswith(("tiny-", "ngram"))
+        assert ("downloads" in (marks["marks"] or "")) == (not local)
     assert (result.exit_code, result.stderr) == (0, "")
 
 
@@ -126,6 +136,7 @@ def test_show_says_every_value_and_the_file_that_says_so(three_levels):
         ("target", "device"): ("auto", "default"),
         ("target", "lean"): (True, "default"),
         ("target", "compile"): (False, "default"),
+        ("target", "trust_remote_code"): (False, "default"),
         ("drafter", "use"): ("dflash", "tiny-dflash.toml"),
         ("drafter", "checkpoint"): ("treeflash.testing:models/tiny-treeflash", "tiny-dflash.toml"),
         ("drafter", "temperature"): (2, "second.toml"),

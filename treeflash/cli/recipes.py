@@ -13,7 +13,8 @@ from treeflash.cli.options import complete_recipe, overrides_option, recipe_argu
 from treeflash.cli.suggestions import Group
 from treeflash.describing import as_toml, option_rows
 from treeflash.errors import TreeflashError
-from treeflash.plugins import KINDS, Registry
+from treeflash.places import on_disk
+from treeflash.plugins import KINDS, Registered, Registry
 from treeflash.recipe import DEFAULTS, Recipe, TargetOptions
 from treeflash.recipe_tables import (
     Layer,
@@ -26,6 +27,9 @@ from treeflash.recipe_tables import (
     read_layers,
 )
 
+# The folder of recipes that are there to be compared with others.
+_ABLATIONS = "ablations"
+
 
 @click.group(cls=Group)
 def recipes() -> None:
@@ -34,11 +38,21 @@ def recipes() -> None:
 
 @recipes.command(name="list")
 def list_recipes() -> None:
-    """List the recipes that are found by name."""
+    """List the recipes that are found by name, ablations last.
+
+    Those marked "trains" are for treeflash train. Those marked "downloads" name a model or checkpoint that is
+    not on this disk or that a plugin fetches; it is kept after the first use.
+    """
     registry = Registry.load()
     width = max(map(len, registry.recipes), default=0)
-    for name, found in sorted(registry.recipes.items()):
-        click.echo(f"{click.style(name.ljust(width), bold=True)}  [{found.origin}]  {_comment(found.value)}")
+
+    def place(item: tuple[str, Registered]) -> tuple[bool, str]:
+        return item[1].value.parent.name == _ABLATIONS, item[0]
+
+    for name, found in sorted(registry.recipes.items(), key=place):
+        marks = ", ".join(_marks(found.value, registry))
+        shown = click.style(name.ljust(width), bold=True)
+        click.echo(f"{shown}  [{found.origin}]  {f'({marks}) ' if marks else ''}{_comment(found.value)}")
 
 
 @recipes.command()
@@ -130,6 +144,26 @@ def _options(registry: Registry, table: str, use: str, training: bool) -> list[t
     if training and table == "refiner":
         return [component.TrainingOptions] if hasattr(component, "TrainingOptions") else []
     return [component.options_class(), *settings.get(table, [])]
+
+
+def _marks(path: Path, registry: Registry) -> list[str]:
+    """What to know of a recipe before it is used; nothing of one that cannot be read."""
+    try:
+        tables = merged(read_layers(path, registry))
+    except TreeflashError:
+        return []
+    values = [values for values in tables.values() if isinstance(values, Mapping)]
+    places = {(key, str(table[key])) for table in values for key in ("model", "checkpoint") if key in table}
+    marks = {"trains": "train" in tables, "downloads": any(_fetched(*place, registry) for place in places)}
+    return [mark for mark, applies in marks.items() if applies]
+
+
+def _fetched(key: str, place: str, registry: Registry) -> bool:
+    """Whether a model or checkpoint comes over the network the first time."""
+    try:
+        return (key == "model" and place in registry.targets) or on_disk(place, key) is None
+    except TreeflashError:
+        return False  # inside a package that is not installed
 
 
 def _comment(path: Path) -> str:
