@@ -7,17 +7,18 @@ say) gives an options class of its own and `from_options`.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import attrs
 import torch
 from torch import Tensor
 
-from treeflash.errors import CompositionError
+from treeflash.errors import CompositionError, InputError, bullet_list
 from treeflash.proposal import TOKEN_BITS, FrontierProposal, Proposal, TableProposal
 from treeflash.returned import spell_value
 from treeflash.sampling import Draws
 from treeflash.statistics import StepRecord
+from treeflash.structuring import field_faults
 from treeflash.target_interface import Target
 from treeflash.tree import TokenTree, trims
 from treeflash.types import (
@@ -63,6 +64,24 @@ class Component:
     """
 
     Options: ClassVar[type | None] = None
+
+    def __attrs_pre_init__(self, *values: Any, **more: Any) -> None:
+        """Refuses options of the wrong type or out of range, as a recipe does.
+
+        Args:
+            *values: Of the fields, as attrs passes them.
+            **more: Of those given by name alone.
+
+        Raises:
+            InputError: Listing every fault.
+        """
+        fields = [field for field in attrs.fields(cast(Any, type(self))) if field.init]
+        given = dict(zip((field.name for field in fields if not field.kw_only), values, strict=True))
+        given |= {field.name: more[field.alias] for field in fields if field.kw_only}
+        said = {name: value for name, value in given.items() if value is not attrs.NOTHING}
+        faults = field_faults(said, type(self))
+        if faults:
+            raise InputError(bullet_list(type(self).__name__, faults))
 
     @classmethod
     def options_class(cls) -> type:

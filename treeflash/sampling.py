@@ -1,6 +1,6 @@
 """How tokens are chosen: the same way with and without speculation."""
 
-from numbers import Integral
+from numbers import Integral, Real
 
 import attrs
 import numpy as np
@@ -13,7 +13,7 @@ from treeflash.ranges import MAX_SEED
 
 
 def _finite(instance: object, attribute: "attrs.Attribute[float]", value: float) -> None:
-    if not 0 <= value < float("inf"):
+    if not isinstance(value, Real) or not 0 <= value < float("inf"):
         raise InputError(f"{attribute.name} must be a finite number >= 0, found {value!r}")
 
 

@@ -2,7 +2,8 @@
 
 import re
 import types
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import attrs
@@ -14,12 +15,20 @@ from treeflash.errors import first_line, nearest
 T = TypeVar("T")
 
 _SEQUENCES: tuple[Any, ...] = (list, tuple)
+# What Python code may give for each plain type.
+_ABSTRACT: dict[Any, type[Any]] = {int: Integral, float: Real, str: str, bool: bool}
 _NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 # How attrs' own validators word a number out of range.
 _OUT_OF_RANGE = re.compile(r"'\w+' must be (?P<expected>.+): (?P<found>.+)")
 
 
-def structure(table: Mapping[str, Any], options: type[T], where: str, faults: list[str]) -> T | None:
+def structure(
+    table: Mapping[str, Any],
+    options: type[T],
+    where: str,
+    faults: list[str],
+    takers: Callable[[str], Sequence[str]] = lambda key: (),
+) -> T | None:
     """Makes an options object of a table.
 
     Args:
@@ -27,6 +36,7 @@ def structure(table: Mapping[str, Any], options: type[T], where: str, faults: li
         options: The attrs class.
         where: The table's name, for messages.
         faults: Every fault is added here.
+        takers: Which other components take a key that this one does not know.
 
     Returns:
         The object, or None when there were faults.
@@ -35,7 +45,11 @@ def structure(table: Mapping[str, Any], options: type[T], where: str, faults: li
         faults.append(f"{where}: expected an attrs class for options, found {options.__name__}")
         return None
     known = {field.name: field for field in attrs.fields(cast(Any, options)) if field.init}
-    found = [f"{where}.{key}: unknown key{nearest(key, known)}" for key in table if key not in known]
+    found = [
+        f"{where}.{key}: unknown key{_hint(where, key, known, takers(key))}"
+        for key in table
+        if key not in known
+    ]
     kinds, converter = get_type_hints(options), _converter()
     values: dict[str, Any] = {}
     for key, field in known.items():
@@ -60,16 +74,54 @@ def structure(table: Mapping[str, Any], options: type[T], where: str, faults: li
     return None
 
 
+def _hint(where: str, key: str, known: Collection[str], takers: Sequence[str]) -> str:
+    """What may be done about a key that a table does not take."""
+    if not takers:
+        return nearest(key, known)
+    *others, last = map(repr, takers)
+    who = f"{', '.join(others)} and {last} take" if others else f"{last} takes"
+    return f" here{nearest('', known)}; {who} it: {where}.use={takers[-1]}"
+
+
 def _value_fault(value: Any, kind: Any, field: "attrs.Attribute[Any]", converter: Converter) -> str | None:
     """What is wrong with one value, by its type and its validator, whatever the others are."""
     try:
         structured = converter.structure(value, kind)
     except (BaseValidationError, TypeError, ValueError):
         return f"expected {spell(kind)}, found {value!r}"
+    return _validator_fault(structured, field)
+
+
+def field_faults(values: Mapping[str, Any], options: type[Any]) -> list[str]:
+    """What is wrong with values that Python code gives for an attrs class's fields.
+
+    Args:
+        values: By field. Of types other than numbers, strings and truth values nothing is said.
+        options: The class.
+
+    Returns:
+        A sentence for each fault.
+    """
+    fields = {field.name: field for field in attrs.fields(cast(Any, options))}
+    found = []
+    for name, value in values.items():
+        field = fields[name]
+        plain = [kind for kind in (get_args(field.type) if _is_optional(field.type) else [field.type])]
+        if field.converter is not None or not {*plain} <= {*_ABSTRACT, type(None)}:
+            continue
+        if not isinstance(value, tuple(_ABSTRACT.get(kind, kind) for kind in plain)):
+            found.append(f"{name}: expected {spell(field.type)}, found {value!r}")
+        elif (fault := _validator_fault(value, field)) is not None:
+            found.append(f"{name}: {fault}")
+    return found
+
+
+def _validator_fault(value: Any, field: "attrs.Attribute[Any]") -> str | None:
+    """What a field's validator says of a value of the right type."""
     if field.validator is None:
         return None
     try:
-        field.validator(None, field, structured)
+        field.validator(None, field, value)
     except (TypeError, ValueError) as error:
         if len(error.args) == 4 and _is_choices(error.args[2]):  # message, field, choices, value
             *others, last = map(str, error.args[2])

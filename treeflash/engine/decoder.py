@@ -42,7 +42,7 @@ _INTEGERS = {
 }
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Decoder:
     """Decodes a target through trees; the text is the target's own, unless the verifier is lossy on purpose.
 
@@ -95,8 +95,19 @@ class Decoder:
             for part in [getattr(self, kind)]
             if not isinstance(part, base) and not (part is None and kind in ("builder", "refiner"))
         ]
+        if not all(hasattr(self.target, name) for name in ("start", "prefill", "verify")):
+            faults.insert(
+                0,
+                "target: expected what load_target(name) or wrap_model(model) returns, found "
+                f"{spell_value(self.target)}",
+            )
         if faults:
             raise CompositionError("; ".join(faults))
+
+    def __repr__(self) -> str:
+        parts = {field.name: getattr(self, field.name) for field in attrs.fields(type(self))}
+        names = [f"{name}={type(part).__name__}" for name, part in parts.items() if part is not None]
+        return f"Decoder({', '.join(names)})"
 
     def generate(
         self,
@@ -270,6 +281,11 @@ class Decoder:
     def _prompt(self, token_ids: Sequence[int] | Tensor) -> Tensor:
         if isinstance(token_ids, Mapping):
             raise InputError(f"expected token ids, found a mapping of {', '.join(map(str, token_ids))}")
+        if isinstance(token_ids, str | bytes):
+            raise InputError(
+                f"expected token ids, found the text {token_ids!r}; "
+                "decoder.target.text.encode_chat(...) turns a text into token ids"
+            )
         try:
             prompt = torch.as_tensor(token_ids)
         except (TypeError, ValueError, RuntimeError) as error:
