@@ -9,9 +9,9 @@ MAX_SEED = 2**64 - 1
 # Nodes of a tree: it is read in one pass, under a mask that grows with the square of its size.
 MOST_NODES = 4096
 # What a model can be computed in.
+DTYPE_NAMES = ("float32", "float64", "bfloat16", "float16")
 # What may stand for a dtype's name: the model's own, and the one that the device multiplies fastest.
 AUTO, FASTEST = "auto", "fastest"
-DTYPE_NAMES = ("float32", "float64", "bfloat16", "float16")
 
 
 def even(instance: object, field: "attrs.Attribute[int]", value: int) -> None:

@@ -16,7 +16,7 @@ from attrs.validators import in_, min_len, optional
 
 from treeflash.errors import InputError, RecipeError, blamed_on, bullet_list, nearest
 from treeflash.places import locate, on_disk
-from treeflash.plugins import KINDS, Registry
+from treeflash.plugins import KINDS, Registered, Registry
 from treeflash.ranges import AUTO, DTYPE_NAMES, FASTEST
 from treeflash.recipe_tables import DEFAULT_USE, Written, merge, open_tables, sort_tables, used_class
 from treeflash.returned import named, spell_value
@@ -130,7 +130,8 @@ class Recipe:
                 parts[kind] = Part(component.__name__, component, given[kind], ready=True)
                 continue
             rest = {key: value for key, value in tables[kind].items() if key != "use"}
-            options = structure(rest, component.options_class(), kind, faults)
+            takers = partial(_takers, registry.components[kind])
+            options = structure(rest, component.options_class(), kind, faults, takers)
             parts[kind] = Part(tables[kind]["use"], component, options)
         if faults or target is None:
             raise RecipeError(bullet_list(written.name, faults))
@@ -356,6 +357,12 @@ def _components(
         if "refiner" not in given and tables.get("refiner", {}).get("use") == "none":
             used.pop("refiner", None)
     return used
+
+
+def _takers(components: Mapping[str, Registered], key: str) -> list[str]:
+    """Which components have an option."""
+    options = {name: found.value.options_class() for name, found in components.items()}
+    return [name for name, of in options.items() if attrs.has(of) and key in attrs.fields_dict(of)]
 
 
 def _misfits(used: Mapping[str, Any], names: Mapping[str, str], registry: Registry) -> list[str]:

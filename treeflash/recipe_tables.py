@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from treeflash.errors import PluginError, RecipeError, UnknownNameError, bullet_list, nearest
+from treeflash.errors import InputError, PluginError, RecipeError, UnknownNameError, bullet_list, nearest
 from treeflash.places import anchored, empty_places
 from treeflash.plugins import Registry
 
@@ -29,7 +29,10 @@ def find(name: str | Path, registry: Registry) -> Path:
 
     Raises:
         UnknownNameError: When there is none.
+        InputError: When it is neither.
     """
+    if not isinstance(name, str | Path):
+        raise InputError(f"expected a recipe's name or path, found {name!r}")
     if isinstance(name, Path) or name.endswith(".toml"):
         path = Path(name)
         if not os.path.isfile(path):  # False for a name that no file can have, too

@@ -7,11 +7,11 @@ import sys
 import pytest
 
 SLOW = ["torch", "transformers", "numpy", "matplotlib"]
-COMMANDS = ["bench", "check", "completion", "components", "eval", "generate", "recipes", "regenerate"]
+COMMANDS = "bench cache check completion components eval generate recipes regenerate study train".split()
 PROMPT = "Ana has 7 apples."
 # Arguments, exit status, and what is printed or told.
 LINES = {
-    **{f"help of {name}": ([name, "--help"], 0, "Usage: ") for name in [*COMMANDS, "study", "train"]},
+    **{f"help of {name}": ([name, "--help"], 0, "Usage: ") for name in COMMANDS},
     "list": (["recipes", "list"], 0, "tiny-treeflash"),
     "script": (["completion", "bash"], 0, "_treeflash_completion"),
     "unknown recipe": (["generate", "tiny-treeflsh", PROMPT], 2, "did you mean 'tiny-treeflash'"),

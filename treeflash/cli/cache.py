@@ -6,11 +6,12 @@ from pathlib import Path
 import click
 from rich.filesize import decimal
 
+from treeflash.cli.suggestions import Group
 from treeflash.errors import InputError, nearest
 from treeflash.files import cache_folder
 
 
-@click.group()
+@click.group(cls=Group)
 def cache() -> None:
     """List or clear what is kept to be used again: converted models, and what passes of models cost."""
 

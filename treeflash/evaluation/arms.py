@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 PLAIN = "plain"
 # A comma begins another override only where a key follows, so that lists may hold some.
 _COMMA = re.compile(r",(?=\w+\.\w+=)")
+# A recipe's name or path may hold commas and dots too, but hardly a table's name between them.
+_VALUELESS = re.compile(rf",(?P<key>(?:{'|'.join(('target', *KINDS))})\.\w+)(?=,|$)")
 _NAMED = re.compile(r"(?P<name>[^=,./\\]+)=(?P<rest>.+)")
 
 
@@ -65,6 +67,9 @@ class ArmText:
         Raises:
             RecipeError: For overrides that are none.
         """
+        if valueless := _VALUELESS.search(text):
+            key = valueless["key"]
+            raise RecipeError(f"arm {text}: {key}: expected a value, found none: {key}=VALUE")
         recipe, *overrides = _COMMA.split(text)
         named = _NAMED.fullmatch(recipe)
         name, recipe = (named["name"], named["rest"]) if named else (text, recipe)
