@@ -1,6 +1,7 @@
 """The tree with the most expected tokens a second: as many nodes as are worth what they cost."""
 
 import logging
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -9,6 +10,7 @@ import torch
 from attrs.validators import and_, ge, le, optional
 
 from treeflash.components.selectors.opt_tree import OptTree
+from treeflash.components.selectors.outcomes import Outcomes
 from treeflash.costs import PassCosts
 from treeflash.interfaces import BuildContext, Selector
 from treeflash.proposal import Proposal
@@ -20,16 +22,13 @@ from treeflash.types import Limits
 _log = logging.getLogger(__name__)
 # Nodes of a tree where costs are not known: few enough to be cheap on most machines.
 _FALLBACK = 8
-# Steps that are looked back at: enough to tell a text's mood, few enough to follow it.
-_RECENT = 16
-# Steps without a draft after drafts that did not pay, before one is tried again.
-_PAUSE = 8
-# What drafts must cost more than they bring: a few steps say little, and a pause for nothing is dear.
-_MARGIN = 1.1
-# Draft tokens accepted as promised that a text is credited with before it has shown any.
-_CREDIT = 5.0
-# What a draft says of the next, if the one behind it says 1: some thirty are looked back at.
-_FADING = 0.97
+# Drafts before the first pause: fewer say nothing.
+_FEWEST_DRAFTS = 4
+# Standard errors by which they must have lost: a pause for nothing is dear, too.
+_DOUBT = 0.5
+# Share of the time that drafts which do not pay may cost. They are tried again that seldom, and no more so.
+_TRIALS = 0.05
+_LONGEST_PAUSE = 32
 
 
 @attrs.frozen
@@ -51,14 +50,14 @@ class CostAwareOptions:
 
 @attrs.frozen
 class PricedLimits(Limits):
-    """Limits of a step, and what it costs beside the target's pass.
+    """Limits of a step, and what to weigh its nodes by.
 
     Attributes:
-        overhead: In seconds as the passes were measured, whatever the machine's pace is now.
+        price: Tokens that a second of the target's pass is worth; None for what plain decoding writes in it.
         trust: Draft tokens lately accepted by those that weights promised: what to multiply weights by.
     """
 
-    overhead: float = 0.0
+    price: float | None = None
     trust: float = 1.0
 
 
@@ -67,10 +66,13 @@ class CostAware(Selector):
     """Takes the heaviest nodes for as long as one more is worth its share of the target's pass.
 
     A step over the n heaviest nodes is expected to emit the sum of their weights, the root's own 1 for the
-    bonus token among them, and takes the time of a pass over n nodes and of everything around it. The n of
-    the greatest ratio is taken, anew in each step. A drafter is surer of itself in texts unlike those it
-    learned from than it should be, and less sure in others: weights count as far as they have lately come
-    true in this text. Where drafts have not paid for themselves lately, nothing is drafted for some steps.
+    bonus token among them. A second of its pass is worth as many tokens as the text lately grew by in a
+    second, and the n of the greatest difference is taken: that makes the whole text fastest. (A step's own
+    ratio would not: it stops too soon where the draft is sure, and too late where it is not.)
+
+    A drafter is surer of itself in texts unlike those it learned from than it should be, and less sure in
+    others: weights count as far as they have lately come true in this text. Where drafts lose time, they are
+    tried as seldom as keeps that to a twentieth of the time.
 
     It goes by the clock, so that two runs may choose other trees: in low precision, where trees round
     differently, nearly tied tokens may then fall differently too.
@@ -107,27 +109,15 @@ class CostAware(Selector):
         return attrs.evolve(tree, budget=min(_FALLBACK, options.most))
 
     def plan(self, steps: Sequence[StepRecord], limits: Limits) -> Limits:
-        """Decides whether to draft; if so, no more than twice what was worth it lately."""
+        """Decides whether to draft; if so, about twice as much as was worth it lately at most."""
         limits = self.tree.plan(steps, limits)
-        since = next((back for back, step in enumerate(reversed(steps)) if step.tried), len(steps))
-        # As far back as the last sixteen drafts can lie, with a pause behind each.
-        tried = [step for step in steps[-_RECENT * (_PAUSE + 1) :] if step.tried]
-        drafted = tried[-_RECENT:]
-        if not drafted:
+        found = Outcomes.of(steps, self.costs.up_to(self.tree.budget, limits.length))
+        if found is None:
             return PricedLimits(limits.nodes, limits.depth, limits.length)
-        largest = max(step.num_drafted for step in drafted)
-        costs = self.costs.up_to(largest, limits.length)
-        expected = sum(costs[step.num_drafted] for step in drafted)
-        total = sum(step.total for step in drafted)
-        passes = sum(step.seconds.get("verify", expected / len(drafted)) for step in drafted)
-        # The machine may be slower or faster than when it was measured: times go by its present pace.
-        pace = passes / expected
-        plain = sum(step.num_emitted for step in drafted) * costs[0] * pace
-        if len(drafted) == _RECENT and since < _PAUSE and _MARGIN * plain < total:
+        if found.since < _pause(found):
             return Limits(0, 0, limits.length)
-        overhead = max(0.0, total - passes) / pace / len(drafted)
-        nodes = min(limits.nodes, 8 + 2 * largest)
-        return PricedLimits(nodes, limits.depth, limits.length, overhead, _trust(tried))
+        nodes = min(limits.nodes, 8 + 2 * found.largest)
+        return PricedLimits(nodes, limits.depth, limits.length, found.price, found.trust)
 
     def without_clock(self) -> OptTree:
         """The heaviest nodes up to the most, whatever they cost."""
@@ -137,21 +127,20 @@ class CostAware(Selector):
         """Finds the heaviest nodes, then cuts behind the last that is worth it."""
         tree = self.tree.select(proposal, limits)
         costs = torch.tensor(self.costs.up_to(tree.size - 1, limits.length), device=tree.log_weights.device)
-        if not isinstance(limits, PricedLimits):
-            limits = PricedLimits(limits.nodes, limits.depth, limits.length)
+        price, trust = None, 1.0
+        if isinstance(limits, PricedLimits):
+            price, trust = limits.price, limits.trust
         # Nodes stand by falling weight, the root with its bonus token first. An empty slot has none.
         weights = tree.log_weights.exp()
-        weights[:, 1:] *= limits.trust
+        weights[:, 1:] *= trust
         emitted = weights.cumsum(dim=1).sum(dim=0)
-        best = int((emitted / (costs + limits.overhead)).argmax())
-        return tree.first(best + 1)
+        worth = costs / costs[0] if price is None else costs * price
+        return tree.first(int((emitted - worth).argmax()) + 1)
 
 
-def _trust(steps: Sequence[StepRecord]) -> float:
-    """How far weights have come true; drafts cut to nothing say nothing, but let the others fade."""
-    accepted = expected = 0.0
-    for step in steps:
-        accepted, expected = accepted * _FADING, expected * _FADING
-        if step.expected is not None:
-            accepted, expected = accepted + step.num_accepted, expected + step.expected
-    return (_CREDIT + accepted) / (_CREDIT + expected)
+def _pause(found: Outcomes) -> int:
+    """Steps without a draft after one, so that what drafts lose stays a small share of the time."""
+    loss = found.loss - _DOUBT * found.error
+    if found.drafts < _FEWEST_DRAFTS or loss <= 0:
+        return 0
+    return min(_LONGEST_PAUSE, math.ceil(loss / _TRIALS))
