@@ -244,7 +244,13 @@ def test_every_missing_shard_is_named(files, tmp_path, refusal):
     assert all(shard.name in message for shard in gone)
 
 
-@pytest.mark.parametrize("index", ["{}", '{"weight_map": 3}', "[]", "{"])
+BROKEN_INDEXES = ["{}", '{"weight_map": 3}', '{"weight_map": {}}', "[]", "{"]
+OUTSIDE = ["../model.safetensors", "/etc/passwd", "..", "", 3, None, "a\0.safetensors", "a" * 300]
+
+
+@pytest.mark.parametrize(
+    "index", [*BROKEN_INDEXES, *(json.dumps({"weight_map": {"fc.weight": name}}) for name in OUTSIDE)]
+)
 def test_a_broken_index_is_refused(index, files, tmp_path, refusal):
     files.write_config(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(index)

@@ -1,5 +1,6 @@
 """Opening a checkpoint folder: safetensors, one file or several, by section."""
 
+import os
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
@@ -189,7 +190,8 @@ def weight_files(folder: Path) -> list[Path]:
                 f"{index}: expected names of files inside the folder, found {', '.join(map(repr, outside))}"
             )
         files = sorted({folder / str(name) for name in weight_map.values()})
-        missing = [file.name for file in files if not file.is_file()]
+        # Path.is_file raises when a name is too long for the disk.
+        missing = [file.name for file in files if not os.path.isfile(file)]
         if missing:
             raise CheckpointError(f"{index}: names files that are not there: {', '.join(missing)}")
         return files
