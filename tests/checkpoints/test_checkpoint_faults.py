@@ -263,7 +263,7 @@ def test_a_broken_index_is_refused(index, files, tmp_path, refusal):
         (None, "cannot be read"),
         (b"{'a': 1}", "not valid JSON"),
         (b"", "not valid JSON"),
-        (b"\xff\xfe\x00", "not valid JSON"),
+        (b"\xff\xfe\x00", "line 1 is not UTF-8"),
         (b"[1]", "expected a JSON object, found list"),
         (b"null", "expected a JSON object"),
     ],

@@ -269,7 +269,7 @@ def test_a_target_of_too_few_layers(files, refusal):
 def test_pickled_weights_are_not_read(files, tmp_path, tiny_target):
     files.write(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"found pytorch_model\.bin; .* convert them to safetensors"):
+    with pytest.raises(CheckpointError, match=r"found pytorch_model\.bin; .* are not read"):
         Eagle3.from_checkpoint(tmp_path, tiny_target)
 
 
