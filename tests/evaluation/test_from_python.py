@@ -10,6 +10,7 @@ from treeflash.components.selectors.chain import Chain
 from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.engine import Decoder
 from treeflash.errors import InputError, RecipeError, TreeflashError
+from treeflash.evaluation import from_python
 from treeflash.evaluation.arms import PLAIN
 from treeflash.evaluation.evaluate import read_results
 from treeflash.prompts import Prompt
@@ -33,7 +34,13 @@ def data(decoder, tmp_path_factory):
     return folder
 
 
-def test_decoders_and_recipes_are_measured_side_by_side(decoder, tmp_path):
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Leaves the pictures of reports out, which take longer than a tiny target's answers."""
+    monkeypatch.setattr(from_python, "write_report", lambda *arguments: None)
+
+
+def test_decoders_and_recipes_are_measured_side_by_side(decoder, tmp_path, monkeypatch):
     out = tmp_path / "out"
     arms = {"mine": decoder, "chain": "tiny-dflash", "small": "tiny-treeflash,selector.budget=3"}
     seen = []
@@ -57,6 +64,7 @@ def test_decoders_and_recipes_are_measured_side_by_side(decoder, tmp_path):
         "beam": None,
     }
     assert set(measured["weights"]["mine"]) == {"drafter.network", "refiner.network"}
+    monkeypatch.setattr(from_python, "write_report", lambda *arguments: None)
     runs = (out / "runs.jsonl").read_bytes()
     treeflash.bench(arms, TEXTS, out, max_new_tokens=12)
     assert (out / "runs.jsonl").read_bytes() == runs
@@ -65,7 +73,7 @@ def test_decoders_and_recipes_are_measured_side_by_side(decoder, tmp_path):
         treeflash.bench(other, TEXTS, out, max_new_tokens=12)
 
 
-def test_other_weights_of_a_decoder_are_seen(decoder, tmp_path):
+def test_other_weights_of_a_decoder_are_seen(decoder, tmp_path, undrawn):
     treeflash.bench({"mine": decoder}, {"one": ["Ana"]}, tmp_path / "out", max_new_tokens=2)
     drafter = treeflash.load("tiny-treeflash", target=decoder.target).drafter
     next(drafter.network.parameters()).data[0] += 1
@@ -74,7 +82,7 @@ def test_other_weights_of_a_decoder_are_seen(decoder, tmp_path):
         treeflash.bench({"mine": other}, {"one": ["Ana"]}, tmp_path / "out", max_new_tokens=2)
 
 
-def test_recipes_alone_and_prompt_files(tmp_path):
+def test_recipes_alone_and_prompt_files(tmp_path, undrawn):
     file = tmp_path / "mine.jsonl"
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in TEXTS["small"]))
     found = treeflash.bench(
