@@ -27,6 +27,10 @@ _SIZES = (1, 2, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64, 128, 256)
 # Texts before them.
 _LENGTHS = (64, 1024)
 _ROUNDS = 4
+# Two times that are no further apart than this are the same, and need no third ...
+_SAME = 1.05
+# ... and those of a machine that does little else are no further apart than this.
+_STEADY = 1.2
 # A pass over more rows takes no less time than this share of one over fewer, on a quiet machine.
 _LEAST_SHARE = 0.8
 # Seconds that timing takes at most. Sizes are timed in ascending order: the dear ones are left out first.
@@ -95,7 +99,7 @@ class PassCosts:
             found = timed.seconds
             # What compiled passes cost is not what they cost where compiling failed.
             if not getattr(getattr(target, "compiled", None), "failed", False):
-                settled = timed.complete and all(map(_rises, found))
+                settled = timed.steady and all(map(_rises, found))
                 until = None if settled else time.time() + _PROVISIONAL
                 _keep(path, {"of": told, "provisional_until": until, "seconds": found})
         return cls(sizes[: len(found[0])], lengths[: len(found)], found)
@@ -144,18 +148,19 @@ class _Timed:
 
     Attributes:
         seconds: By length, the least time of each size, as far as there was time for.
-        complete: Whether all sizes were timed in all rounds.
+        steady: Whether there was time for all, and two times of each agree.
     """
 
     seconds: list[list[float]]
-    complete: bool
+    steady: bool
 
 
 @torch.inference_mode()
 def _time_passes(target: Target, lengths: Sequence[int], sizes: Sequence[int], progress: Progress) -> _Timed:
     """Times each size after each length in turn, and takes the least: other work on the machine only adds.
 
-    The first round goes by size, so that all lengths have the same sizes when time is up.
+    The first round goes by size, so that all lengths have the same sizes when time is up. Later ones leave
+    out what two times agree on.
     """
     end, total, done = time.perf_counter() + _LIMIT, _ROUNDS * len(sizes) * len(lengths), 0
     progress(done, total)
@@ -172,14 +177,23 @@ def _time_passes(target: Target, lengths: Sequence[int], sizes: Sequence[int], p
             if time.perf_counter() > end:
                 break
             for length, state in enumerate(states):
-                progress(done, total)
-                begin = time.perf_counter()
-                target.verify(state, tree).logits[0, -1, 0].item()
-                taken[length][size].append(time.perf_counter() - begin)
+                times = taken[length][size]
+                if not _agree(times, _SAME):
+                    progress(done, total)
+                    begin = time.perf_counter()
+                    target.verify(state, tree).logits[0, -1, 0].item()
+                    times.append(time.perf_counter() - begin)
                 done += 1
     progress(total, total)
     seconds = [[min(times) for times in row if times] for row in taken]
-    return _Timed(seconds, complete=done == total)
+    steady = done == total and all(_agree(times, _STEADY) for row in taken for times in row)
+    return _Timed(seconds, steady)
+
+
+def _agree(times: Sequence[float], most: float) -> bool:
+    """Whether the two least times are no further apart than some factor: that little else was going on."""
+    least = sorted(times)[:2]
+    return len(least) == 2 and least[1] <= most * least[0]
 
 
 def _read_text(target: Target, length: int, most: int) -> Any:
