@@ -13,7 +13,7 @@ from treeflash.components.refiners.swiglu import SwiGlu
 from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.engine import Decoder
 from treeflash.engine.audit import audited
-from treeflash.errors import CompositionError
+from treeflash.errors import CompositionError, UnsupportedTargetError
 from treeflash.target import load_target, wrap_model
 from treeflash.testing.oracle import Oracle
 
@@ -101,3 +101,18 @@ def test_what_keeps_nothing_of_a_target_is_free_and_so_are_copies(targets, parts
     ]
     copied = copy.deepcopy(decoders[0])
     assert attrs.evolve(copied, selector=OptTree(2)).drafter is copied.drafter
+
+
+def test_a_decoder_that_is_refused_keeps_no_part(targets, models, monkeypatch):
+    """Not even as long as somebody keeps the error, as a notebook does."""
+    drafter = DFlash.from_checkpoint(models / "tiny-treeflash", targets[0])
+
+    def refuse(layers):
+        raise UnsupportedTargetError("its states cannot be read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(targets[0], "check_taps", refuse)
+        with pytest.raises(UnsupportedTargetError) as kept:
+            Decoder(targets[0], drafter, Marginal(), NoRefiner())
+    assert Decoder(targets[1], drafter, Marginal(), NoRefiner()).drafter is drafter
+    assert kept.value is not None

@@ -3,6 +3,7 @@
 import copy
 import functools
 import pickle
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -141,3 +142,32 @@ def test_a_lock_is_no_part_of_a_model_or_target():
     again = copy.deepcopy(target)
     assert again.loan.lock is not target.loan.lock
     assert torch.equal(read(again, BROAD_PROMPT, (0,)), read(target, BROAD_PROMPT, (0,)))
+
+
+def test_heads_may_be_asked_for_while_a_text_begins(monkeypatch):
+    """A text looks through all heads that were gathered, and one more may be asked for meanwhile."""
+    target, failed = wrap_model(tiny_model("llama")), []
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def ask():
+        heads = [target.head(torch.arange(count + 1), torch.float64) for count in range(20)]
+        for count in range(300):
+            heads[count % 20] = target.head(torch.arange(count % 40 + 1), torch.float64)
+
+    def begin():
+        try:
+            for _ in range(60):
+                target.start(1, 10, ())
+        except RuntimeError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for work in (ask, begin)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert failed == []

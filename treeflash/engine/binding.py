@@ -1,12 +1,17 @@
 """Which decoders use a part, so that none takes over what another one decodes with."""
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
 from treeflash.errors import CompositionError
 from treeflash.interfaces import Drafter, Refiner
 from treeflash.target_interface import Target, identity
+
+# Threads that compose decoders of one part take turns: each has to see what the other bound.
+_turn = threading.RLock()
 
 
 class _Users(WeakSet[Any]):
@@ -16,13 +21,17 @@ class _Users(WeakSet[Any]):
         return _Users, ()
 
 
-def bind(decoder: Any, target: Target, parts: Mapping[str, Drafter | Refiner | None]) -> None:
+@contextmanager
+def bound(decoder: Any, target: Target, parts: Mapping[str, Drafter | Refiner | None]) -> Iterator[None]:
     """Binds a decoder's parts to its target, unless a decoder of another target uses one of them.
 
     Args:
-        decoder: The decoder. Its parts are its own as long as it exists.
+        decoder: The decoder. If nothing is raised inside, its parts are its own as long as it exists.
         target: Its target.
         parts: By kind, those that are bound; None where there is none.
+
+    Yields:
+        Nothing: what has to know the parts bound is checked inside.
 
     Raises:
         CompositionError: When a part is in use for another target; none is bound then.
@@ -34,16 +43,18 @@ def bind(decoder: Any, target: Target, parts: Mapping[str, Drafter | Refiner | N
         for kind, part in parts.items()
         if part is not None and type(part).bind not in (Drafter.bind, Refiner.bind)
     }
-    for kind, part in asking.items():
-        if any(identity(user.target) is not identity(target) for user in _users(part)):
-            raise CompositionError(
-                f"{kind}: this {type(part).__name__} is bound to another target, by another decoder; "
-                f"load another {kind} for this target, or delete the other decoder first"
-            )
-    for part in asking.values():
-        part.bind(target)
-    for part in asking.values():
-        _users(part).add(decoder)
+    with _turn:
+        for kind, part in asking.items():
+            if any(identity(user.target) is not identity(target) for user in _users(part)):
+                raise CompositionError(
+                    f"{kind}: this {type(part).__name__} is bound to another target, by another decoder; "
+                    f"load another {kind} for this target, or delete the other decoder first"
+                )
+        for part in asking.values():
+            part.bind(target)
+        yield
+        for part in asking.values():
+            _users(part).add(decoder)
 
 
 def _users(part: Drafter | Refiner) -> _Users:

@@ -14,7 +14,7 @@ from treeflash.components.drafters.none import NoDrafter
 from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.components.verifiers.sdpa_tree import SdpaTree
 from treeflash.engine.answering import text_pieces
-from treeflash.engine.binding import bind
+from treeflash.engine.binding import bound
 from treeflash.engine.generation import Emission, Generation
 from treeflash.engine.step import commit, planned, speculate
 from treeflash.engine.stopping import StopRule
@@ -78,9 +78,9 @@ class Decoder:
             faults.append(f"drafter {names['drafter']} does not say its max_depth")
         if faults:
             raise CompositionError("; ".join(faults))
-        bind(self, self.target, {"drafter": self.drafter, "refiner": self.refiner})
-        if self.drafter.tap_layers:  # known by now
-            self.target.check_taps(self.drafter.tap_layers)
+        with bound(self, self.target, {"drafter": self.drafter, "refiner": self.refiner}):
+            if self.drafter.tap_layers:  # known by now
+                self.target.check_taps(self.drafter.tap_layers)
 
     @property
     def lossless(self) -> bool:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from treeflash.errors import InputError, UnsupportedTargetError
 from treeflash.layouts import Blocks, recheck
 from treeflash.seen import Seen
+from treeflash.target.borrowing import Loan
 from treeflash.target.masks import additive_masks
 from treeflash.target.taps import tapped
 
@@ -29,6 +30,7 @@ class Reading:
     vocab_size: int
     num_layers: int
     windows: dict[str, int | None]
+    loan: Loan
     borrowed: Callable[[], AbstractContextManager[None]]
     _head: "tuple[bytes | None, GatheredHead] | None" = None
     _heads: "WeakSet[GatheredHead]"
@@ -128,15 +130,16 @@ class Reading:
     def head(self, columns: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """The output head over some tokens (see `Target.head`)."""
         wanted = None if columns is None else columns.cpu().numpy().tobytes()
-        if dtype == self.dtype and self._head is not None and self._head[0] == wanted:
-            return self._head[1]
-        kept = slice(self.vocab_size) if columns is None else columns.to(self.device)
-        made = GatheredHead(self.model, kept, dtype)
-        self._heads.add(made)
-        if dtype == self.dtype:
-            # The last one is kept: drafters are bound to one target again and again.
-            self._head = wanted, made
-        return made
+        with self.loan.lock:  # another thread's text looks through the heads as it begins
+            if dtype == self.dtype and self._head is not None and self._head[0] == wanted:
+                return self._head[1]
+            kept = slice(self.vocab_size) if columns is None else columns.to(self.device)
+            made = GatheredHead(self.model, kept, dtype)
+            self._heads.add(made)
+            if dtype == self.dtype:
+                # The last one is kept: drafters are bound to one target again and again.
+                self._head = wanted, made
+            return made
 
     def head_rows(self, token_ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """The output head's weights for tokens (see `Target.head_rows`)."""
