@@ -151,23 +151,24 @@ def test_heads_may_be_asked_for_while_a_text_begins(monkeypatch):
     sys.setswitchinterval(1e-6)
 
     def ask():
-        heads = [target.head(torch.arange(count + 1), torch.float64) for count in range(20)]
-        for count in range(300):
-            heads[count % 20] = target.head(torch.arange(count % 40 + 1), torch.float64)
+        heads = []
+        while begins.is_alive():
+            heads.append(target.head(torch.arange(len(heads) % 40 + 1), torch.float64))
+            if len(heads) > 300:
+                heads.clear()
 
     def begin():
         try:
-            for _ in range(60):
+            for _ in range(200):
                 target.start(1, 10, ())
         except RuntimeError as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=work) for work in (ask, begin)]
+    begins = threading.Thread(target=begin)
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        begins.start()
+        ask()
+        begins.join()
     finally:
         sys.setswitchinterval(before)
     assert failed == []
