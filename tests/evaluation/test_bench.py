@@ -271,8 +271,16 @@ def test_other_settings_are_refused(bench):
 def test_a_broken_file_is_named(bench):
     measured = bench()
     measured.run()
+    line = (measured.folder / RUNS).read_text().splitlines(keepends=True)[0]
     (measured.folder / RUNS).write_text('{"set_name": "small"}\n')
     with pytest.raises(InputError, match=r"runs\.jsonl: line 1 is not a measurement"):
+        bench().run()
+    (measured.folder / RUNS).write_bytes(b"{}\n\xff\n")
+    with pytest.raises(InputError, match=r"runs\.jsonl: line 2 is not UTF-8 \(byte 0xff at column 1\)"):
+        bench().run()
+    # A figure that was changed reads well.
+    (measured.folder / RUNS).write_text(line.replace('"prefill_seconds": 0.', '"prefill_seconds": 1.', 1))
+    with pytest.raises(InputError, match=r"line 1 is not a measurement \(its sum is another\)"):
         bench().run()
 
 

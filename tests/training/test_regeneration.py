@@ -211,11 +211,26 @@ def test_read_from_the_shipped_forms(tmp_path):
         ("a.json", b'[{"prompt": "P"}', "not valid JSON"),
         ("a.json", b'[{"prompt": "P"}, 3]', "element 2: expected a JSON object, found int"),
         ("a.json", b"[]", "expected at least one prompt, found none"),
+        (
+            "a.jsonl",
+            b'{"prompt": "P"}\n\n{"prompt": "\xff"}',
+            r"line 3 is not UTF-8 \(byte 0xff at column 13\)",
+        ),
+        ("a.gz", gzip.compress(b'{"prompt": "P"}\n\xff'), r"line 2 is not UTF-8 \(byte 0xff at column 1\)"),
         ("a.jsonl", b"", "expected at least one prompt, found none"),
         ("a.gz", gzip.compress(b'{"prompt": "P"}' * 99, mtime=0)[:-9], "not whole"),
         ("a.gz", b'{"prompt": "P"}', "cannot be read"),
     ],
-    ids=["cut off", "a number", "empty array", "empty", "cut off and compressed", "not compressed"],
+    ids=[
+        "cut off",
+        "a number",
+        "empty array",
+        "no text",
+        "no text and compressed",
+        "empty",
+        "cut off and compressed",
+        "not compressed",
+    ],
 )
 def test_files_at_fault(tmp_path, name, content, fault):
     (tmp_path / name).write_bytes(content)

@@ -120,6 +120,83 @@ def test_a_broken_checkpoint_is_named(run, tmp_path):
     assert weights(run(whole, **WAYS["plain"])) == before
 
 
+@pytest.fixture(scope="module")
+def half(run, stop_at, stopped, tmp_path_factory):
+    """A run that was stopped after its second checkpoint, and what it becomes."""
+    out = tmp_path_factory.mktemp("half") / "run"
+    with pytest.raises(stopped):
+        run(out, listener=stop_at(4), **WAYS["average"])
+    whole = run(shutil.copytree(out, out.with_name("whole")), **WAYS["average"])
+    return out, weights(whole)
+
+
+@pytest.mark.parametrize(
+    "name", ["weights.safetensors", "average.safetensors", "optimizer.safetensors", "state.json"]
+)
+@pytest.mark.parametrize("damage", ["gone", "changed"])
+def test_a_checkpoint_that_is_not_whole_is_not_resumed(run, half, tmp_path, name, damage):
+    """Without what the optimizer remembers the steps would be others, and nothing would say so."""
+    begun, expected = half
+    out = shutil.copytree(begun, tmp_path / "run")
+    last = out / "checkpoints" / "step-00000004"
+    data = (last / name).read_bytes()
+    (last / name).unlink() if damage == "gone" else (last / name).write_bytes(data[:-2] + b"7\n")
+    with pytest.raises(
+        CheckpointError, match=rf"step-00000004: cannot be read \(.*{name}: .*; delete it to resume"
+    ):
+        run(out, **WAYS["average"])
+    shutil.rmtree(last)
+    if damage == "gone":
+        assert weights(run(out, **WAYS["average"])) == expected
+
+
+def test_what_is_no_checkpoint_is_left_alone(run, half, tmp_path):
+    begun, expected = half
+    out = shutil.copytree(begun, tmp_path / "run")
+    for name in ("step-abc", "step-00000009-best", "step-7"):
+        (out / "checkpoints" / name).mkdir()
+    (out / "checkpoints" / ".step-00000005.1.partial").mkdir()  # of a process that was killed
+    (out / ".run.json.1.partial").write_text("half")
+    shutil.copytree(
+        out / "checkpoints" / "step-00000002", out / "checkpoints" / "step-00000001"
+    )  # and one too many
+    settings = {**SHORT, "average": 0.5, "keep": 1}
+    assert weights(run(out, train=settings)) == expected
+    left = {path.name for path in (out / "checkpoints").iterdir()}
+    assert left == {"step-abc", "step-00000009-best", "step-7", "step-00000006"}
+    assert not list(out.glob(".*"))
+
+
+def test_a_record_that_is_gone_or_another(run, half, tmp_path):
+    begun, expected = half
+    out = shutil.copytree(begun, tmp_path / "run")
+    path = out / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"step": 2', '"step": 3'))
+    with pytest.raises(
+        InputError, match=r"metrics\.jsonl: its first \d+ bytes are not .* delete the file to continue"
+    ):
+        run(out, **WAYS["average"])
+    path.unlink()
+    said = []
+    assert weights(run(out, listener=Listener(say=said.append), **WAYS["average"])) == expected
+    assert f"{path} is gone: the record begins after step 4" in said
+    assert [line["step"] for line in of_steps(out)] == [5, 6]
+
+
+def test_settings_on_the_way_that_are_gone_or_others(run, half, tmp_path):
+    begun, _ = half
+    out = shutil.copytree(begun, tmp_path / "run")
+    path = out / "adjusted.json"
+    path.write_text(path.read_text().replace('"from_step": 0', '"from_step": 1'))
+    with pytest.raises(InputError, match=r"adjusted\.json: not what was written"):
+        run(out, **WAYS["average"])
+    path.unlink()
+    with pytest.raises(
+        InputError, match=r"adjusted\.json: expected the settings of the 4 steps that are done"
+    ):
+        run(out, **WAYS["average"])
+
+
 def test_a_run_stopped_before_its_first_checkpoint(run, stop_at, stopped, tmp_path):
     whole = run(tmp_path / "whole")
     with pytest.raises(stopped):

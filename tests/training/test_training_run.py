@@ -14,12 +14,14 @@ from treeflash.components.losses.forward_kl import ForwardKl
 from treeflash.engine import Decoder
 from treeflash.errors import TrainingError, TreeflashError
 from treeflash.trainable import Loss
-from treeflash.training import session
+from treeflash.training import plots, session
 from treeflash.training.answers import AnswerStore
 from treeflash.training.corpus import Corpus
 from treeflash.training.measuring import HeldOut
+from treeflash.training.metrics import Metrics
 from treeflash.training.schedule import Watch
 from treeflash.training.session import Listener
+from treeflash.training.states import CachedStates
 
 REFINERS = ["swiglu", "two-token", "linear", "bilinear", "none"]
 FEW = {"steps": 2, "evaluate_every": 1000, "save_every": 1000}
@@ -315,3 +317,29 @@ def test_a_target_is_refused_whose_logits_are_not_those_of_its_head(run, tmp_pat
     with pytest.raises(TreeflashError, match="Qwen3ForCausalLM cannot be learned from or compared with"):
         run(tmp_path / "out", train=FEW)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_drafter_comes_before_the_pictures(registry, small, data, decodes, tmp_path, monkeypatch):
+    def full(folder, lines):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(plots, "_draw", full)
+    fault = rf"the drafter is written to {tmp_path / 'drafter'}: .*: the pictures cannot be written"
+    with pytest.raises(TreeflashError, match=fault):
+        session.train(small(train=FEW), registry, [data], tmp_path)
+    decodes(tmp_path)
+
+
+def test_a_run_that_fails_leaves_nothing_open(run, tmp_path, monkeypatch):
+    closed = []
+    monkeypatch.setattr(CachedStates, "close", lambda self: closed.append("states"))
+    monkeypatch.setattr(Metrics, "__exit__", lambda self, *_: closed.append(type(self._events).__name__))
+
+    def stop(progress):
+        raise TrainingError("stopped")
+
+    listener = session.Listener(on_progress=stop)
+    with pytest.raises(TrainingError, match="stopped"):
+        run(tmp_path, listener=listener, train={**FEW, "tensorboard": True}, data={"states": "cache"})
+    assert closed == ["SummaryWriter", "states"]
+    assert not list(tmp_path.glob(".*"))
