@@ -37,7 +37,7 @@ def damage(folder, chance):
     """Damages one thing in a folder; gives the path."""
     path = chance.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
     data = path.read_bytes()
-    match chance.randrange(7):
+    match chance.randrange(8):
         case 0:
             path.unlink()
         case 1:
@@ -55,7 +55,12 @@ def damage(folder, chance):
             place = chance.randrange(len(lines))
             lines[place] = json.dumps(mutated_value(json.loads(lines[place]), chance))
             path.write_text("\n".join(lines) + "\n")
-        case 5:
+        case 5 if data:
+            place = chance.randrange(len(data))
+            path.write_bytes(
+                data[:place] + bytes([data[place] ^ 1 << chance.randrange(8)]) + data[place + 1 :]
+            )
+        case 6:
             made = path.parent / chance.choice(
                 ("step-abc", "step-00000001x", "answers-abc.jsonl", ".x.partial")
             )
@@ -79,8 +84,9 @@ def corpus(folder, target):
     return Corpus.read([folder], target.digest(), 512, 8)
 
 
-def contents(folder, *patterns):
-    return {path.name: path.read_bytes() for pattern in patterns for path in sorted(folder.glob(pattern))}
+def answers(folder):
+    written = {path.name: path.read_bytes() for path in sorted(folder.glob("answers-0*.jsonl"))}
+    return json.loads((folder / "dataset.json").read_text()), written
 
 
 def test_data_read(data, target, tmp_path, fuzz_cases):
@@ -97,13 +103,13 @@ def test_data_read(data, target, tmp_path, fuzz_cases):
 
 
 def test_data_made_again(data, target, tmp_path, fuzz_cases):
-    expected = contents(data, "dataset.json", "answers-0*.jsonl")
+    expected = answers(data)
 
     def attempt(case, chance):
         folder = shutil.copytree(data, tmp_path / f"case-{case}")
         damage(folder, chance)
         regenerate(target, "tiny", PROMPTS, folder, SETTINGS)
-        assert contents(folder, "dataset.json", "answers-0*.jsonl") == expected
+        assert answers(folder) == expected
         assert corpus(folder, target).fingerprint == corpus(data, target).fingerprint
 
     try_all(max(8, fuzz_cases // 4), attempt, named="case-{case}")
@@ -153,7 +159,7 @@ def test_runs(data, target, tmp_path, fuzz_cases, monkeypatch):
         session.train(recipe, registry, [data], out, listener)
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         record = [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
-        adjusted = (out / "adjusted.json").read_text()
+        adjusted = json.loads((out / "adjusted.json").read_text())
         return (out / "drafter" / "model.safetensors").read_bytes(), record, adjusted
 
     begun = tmp_path / "begun"

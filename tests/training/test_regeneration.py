@@ -110,6 +110,29 @@ def test_a_stopped_run_goes_on_where_it_was(tiny_target, tmp_path, after):
     assert before.items() <= contents(broken).items()
 
 
+@pytest.mark.parametrize("damage", ["cut between lines", "a digit", "gone", "no sum"])
+def test_what_is_damaged_is_made_again(tiny_target, tmp_path, damage):
+    """And never counted as an answer: ten of twelve were once called complete."""
+    run(tiny_target, tmp_path)
+    whole, path, sums = contents(tmp_path), tmp_path / "answers-00001.jsonl", tmp_path / "SHA256SUMS"
+    lines = path.read_text().splitlines(keepends=True)
+    match damage:
+        case "cut between lines":
+            path.write_text("".join(lines[:-1]))
+        case "a digit":
+            path.write_text("".join(lines).replace('"answer_ids": [', '"answer_ids": [1', 1))
+        case "gone":
+            path.unlink()
+        case _:
+            sums.write_text(
+                "".join(line for line in sums.read_text().splitlines(True) if path.name not in line)
+            )
+    written = []
+    run(tiny_target, tmp_path, on_progress=lambda progress: written.append(progress.tokens))
+    assert contents(tmp_path) == whole
+    assert 0 < written[-1] < sum(len(row.answer_ids) for row in AnswerStore(tmp_path).rows())
+
+
 def test_other_settings_are_refused(tiny_target, tmp_path):
     run(tiny_target, tmp_path)
     before = contents(tmp_path)

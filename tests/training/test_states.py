@@ -97,6 +97,16 @@ def test_a_file_cut_short_is_named(cached, corpus):
         cached.read([31], pack(corpus.texts[31:32]))
 
 
+def test_a_changed_number_is_named(cached, corpus):
+    list(cached.fill())
+    path = cached.folder / "states-00001.safetensors"
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    numbers = range(32, len(corpus.texts))
+    with pytest.raises(InputError, match=r"states-00001\.safetensors: cannot be read .*not what was written"):
+        cached.read(numbers, pack(corpus.texts[32:]))
+
+
 def test_a_disk_too_small(run, tmp_path, monkeypatch):
     monkeypatch.setattr(states_module.shutil, "disk_usage", lambda place: Usage(2e9, 1e9, 1e9))
     with pytest.raises(InputError) as error:
