@@ -9,7 +9,7 @@ import pytest
 from treeflash.engine import Decoder
 from treeflash.engine.audit import recorded
 from treeflash.errors import InputError
-from treeflash.evaluation.bench import said_by
+from treeflash.evaluation.bench import _sum, said_by
 from treeflash.evaluation.study import Study
 from treeflash.evaluation.study_plan import StudyPlan
 from treeflash.plugins import Registry
@@ -47,10 +47,12 @@ def test_parted_answers_are_found_and_judged(measured):
     assert judge(*measured) == {"toy": []}
     path = measured[-1] / "bench" / "sampled" / "runs.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
+    del lines[0]["sha256"]
     # In the second turn, so that the first is part of what is read.
     (run,) = (run for run in lines[0]["runs"] if (run["arm"], run["turn"]) == ("tree", 1))
     right = run["token_ids"][2]
     run["token_ids"][2] = right + 1
+    lines[0]["sha256"] = _sum(lines[0])
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (found,) = judge(*measured)["toy"]
     # The right token is the one with the best score.

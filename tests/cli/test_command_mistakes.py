@@ -83,12 +83,14 @@ def command(*arguments):
     return subprocess.run([script, *arguments], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_console_script_generates():
     done = command("generate", "tiny-treeflash", PROMPT, "--max-new-tokens", "12", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["new_tokens"] == 12
 
 
+@pytest.mark.slow
 def test_the_console_script_refuses():
     done = command("generate", "tiny-treeflash", PROMPT, "-o", "selector.budgt=3")
     assert (done.returncode, done.stdout) == (2, "")

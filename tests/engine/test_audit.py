@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from treeflash.components.verifiers.sdpa_tree import SdpaTree
-from treeflash.engine import Decoder, Generation
+from treeflash.engine import Decoder, Generation, stopwatch
 from treeflash.engine.audit import LOSSY, MISMATCH, NEAR_TIE, Audit, Recorded, audited, compare, recorded
 from treeflash.recipe import load
 from treeflash.sampling import Draws
@@ -30,7 +30,7 @@ def test_a_right_decoder_is_identical(temperature):
 def test_passes_are_timed_apart_from_the_rest(monkeypatch):
     decoder = load("tiny-treeflash", target={"device": "cpu"})
     now = [0.0]
-    monkeypatch.setattr("treeflash.engine.stopwatch.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: now[0])
     verify = decoder.target.verify
 
     def advanced(seconds, function):

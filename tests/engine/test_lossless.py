@@ -278,7 +278,7 @@ def test_trees_with_empty_slots(case, device, tally):
         check(case, device, tally)
 
 
-@pytest.mark.compiler
+@pytest.mark.slow
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(case=cases())
 def test_compiled_passes(case, device, tally):

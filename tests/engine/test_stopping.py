@@ -171,7 +171,7 @@ def test_bad_input_is_one_clear_error(tiny_target, prompt, settings, message):
             "expected token ids, found a mapping of input_ids, attention_mask",
         ),
         ([{1}], r"token ids must be one row of integers \(.*set"),
-        ("Ana", r"token ids must be one row of integers \("),
+        ("Ana", r"expected token ids, found the text 'Ana'; .*encode_chat"),
     ],
 )
 def test_what_holds_no_token_ids(tiny_target, prompt, message):

@@ -92,6 +92,7 @@ def inputs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_from_prompts_to_a_report_and_again(write, inputs, registry, tmp_path):
     plan, out, said = StudyPlan.load(write(SMALL), registry), tmp_path / "out", []
     page = Study(plan, registry, inputs, out, said.append).run()

@@ -90,7 +90,8 @@ def test_a_name_that_nobody_asks_for_breaks_nothing(install, command):
     install("acme-trees", plugin=adding("acme"))
     install("other-trees", plugin=adding("acme"))
     status, _, err = command("generate", "tiny-plain", "Ana has 7 apples.", "--max-new-tokens", "3")
-    assert (status, err) == (0, "")
+    assert status == 0
+    assert "acme" not in err
     status, _, err = command(
         "generate",
         "tiny-treeflash",

@@ -201,7 +201,11 @@ def test_a_bases_relative_checkpoint_stays_beside_the_base(tmp_path, models):
             InputError,
             ["target.model", "no folder 'nowhere'"],
         ),
-        ("[target]\ndtype = 'int8'", RecipeError, ["target.dtype: expected auto, float32", "found 'int8'"]),
+        (
+            "[target]\ndtype = 'int8'",
+            RecipeError,
+            ["target.dtype: expected auto, fastest", "found 'int8'"],
+        ),
         ("[target]\ndtype = 'Tensor'", RecipeError, ["target.dtype", "found 'Tensor'"]),
         ("[target]\ndevice = 'abacus'", InputError, ["target.device", "found 'abacus'"]),
         (

@@ -1,6 +1,6 @@
 """Compiled passes: the same as those that are not, and given up where compiling fails.
 
-But for one test, which `pytest -m compiler` runs, the compiler is cut off: behind its reading of the code, or
+But for one test, which `pytest -m slow` runs, the compiler is cut off: behind its reading of the code, or
 altogether.
 """
 
@@ -61,7 +61,7 @@ def texts(model):
     return {prompt: reference_text(model, prompt, 30) for prompt in (tuple(PROMPT), tuple(PROMPT * 3))}
 
 
-@pytest.mark.compiler
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 def test_compiled_passes_write_the_same_text(tmp_path):
     """In earnest, in a process of its own: what the compiler imports can fail behind other tests."""
@@ -90,7 +90,7 @@ def untraced(monkeypatch):
     monkeypatch.setattr("torch.compile", lambda function, **options: function)
 
 
-@pytest.mark.compiler
+@pytest.mark.slow
 def test_windows_of_some_layers(traced, monkeypatch):
     """They are seen by masks, which a single row has too. The same graphs read a cache that has grown."""
     monkeypatch.setattr(room, "_BLOCK", 4)
@@ -106,7 +106,7 @@ def test_windows_of_some_layers(traced, monkeypatch):
     assert weight() is None
 
 
-@pytest.mark.compiler
+@pytest.mark.slow
 def test_outputs_are_those_of_the_pass(traced):
     """In a dtype whose weights are laid out in blocks where nothing is compiled; of any layers."""
     model = tiny_model("qwen2", dtype=torch.bfloat16)

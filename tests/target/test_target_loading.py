@@ -252,7 +252,9 @@ def test_what_a_library_raises_is_one_error(tiny_folder, changes, reason):
 @pytest.mark.parametrize("content", [b"3", b"[]", b"{", b"\xff", b""])
 def test_a_config_that_is_no_object_is_named(tiny_folder, file, content):
     (tiny_folder / file).write_bytes(content)
-    with pytest.raises(InputError, match=f"{tiny_folder / file}: (expected a JSON object|not valid JSON)"):
+    with pytest.raises(
+        InputError, match=f"{tiny_folder / file}: (expected a JSON object|not valid JSON|line 1 is not UTF-8)"
+    ):
         load_target(tiny_folder, device="cpu")
 
 

@@ -8,6 +8,8 @@ import sys
 import pytest
 from safetensors.torch import load_file
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {
     "target": {"device": "cpu"},
     "drafter": {"block_size": 4, "layers": 1, "intermediate_size": 16, "anchors": 4},

@@ -101,6 +101,7 @@ def treeflash(folder, *arguments):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_tiny_recipe_decodes_in_any_folder(tmp_path):
     told = ["Ana has 7 apples.", "--max-new-tokens", "60", "--audit", "--json"]
     result = treeflash(tmp_path, "generate", "tiny-eagle3", *told)

@@ -59,6 +59,7 @@ def run(data):
     return run
 
 
+@pytest.mark.slow
 def test_learned_by_heart(run, written, tmp_path):
     prompt, answer = written
     folder = run(
