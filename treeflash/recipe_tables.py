@@ -8,7 +8,15 @@ from typing import Any
 
 import attrs
 
-from treeflash.errors import InputError, PluginError, RecipeError, UnknownNameError, bullet_list, nearest
+from treeflash.errors import (
+    InputError,
+    PluginError,
+    RecipeError,
+    UnknownNameError,
+    bullet_list,
+    first_line,
+    nearest,
+)
 from treeflash.places import anchored, empty_places
 from treeflash.plugins import Registry
 
@@ -39,7 +47,7 @@ def find(name: str | Path, registry: Registry) -> Path:
             raise UnknownNameError(f"no recipe file {path}")
         return path
     beside = Path(f"{name}.toml")
-    return beside if name not in registry.recipes and beside.is_file() else registry.recipe(name)
+    return beside if name not in registry.recipes and os.path.isfile(beside) else registry.recipe(name)
 
 
 @attrs.frozen
@@ -177,8 +185,8 @@ def read_layers(path: Path, registry: Registry, seen: tuple[Path, ...] = ()) -> 
         raise RecipeError(f"{path}: extends itself ({way})")
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: not valid TOML ({error})") from None
+    except (ValueError, RecursionError) as error:  # nested too deep, or a number of thousands of digits
+        raise RecipeError(f"{path}: not valid TOML ({first_line(error)})") from None
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read ({error.strerror})") from None
     tables = anchored(tables, path.parent)
@@ -255,6 +263,9 @@ def parse_overrides(assignments: Sequence[str]) -> dict[str, dict[str, Any]]:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text.strip()
+        except (ValueError, RecursionError) as error:
+            faults.append(f"{place.strip()}: cannot be read ({first_line(error)})")
+            continue
         tables.setdefault(table, {})[key] = value
     if faults:
         raise RecipeError(bullet_list("overrides", faults))

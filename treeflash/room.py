@@ -68,8 +68,11 @@ def empty_rows(like: Tensor, rows: int, times: int = 1) -> Tensor:
     if memory is None or needed <= memory:
         try:
             return like.new_empty(shape)
-        except RuntimeError:  # torch.OutOfMemoryError is one too
+        except torch.OutOfMemoryError:
             pass
+        except RuntimeError as error:
+            if "memory" not in str(error):  # what the allocator of the CPU says in a RuntimeError
+                raise
     have = "" if memory is None else f" of {_spelled(memory)}"
     raise InputError(
         f"keys and values of {rows} positions take {_spelled(needed)}, which the memory{have} of "

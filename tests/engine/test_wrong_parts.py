@@ -13,6 +13,7 @@ from treeflash.components.selectors.chain import Chain
 from treeflash.components.selectors.opt_tree import OptTree
 from treeflash.components.verifiers.sdpa_tree import SdpaTree
 from treeflash.engine import Decoder
+from treeflash.engine.step import planned
 from treeflash.errors import CompositionError
 from treeflash.interfaces import Refiner, Selector, TreeBuilder
 from treeflash.sampling import Draws
@@ -181,3 +182,37 @@ def test_figures_agree_with_the_verifiers_own(tiny_target, drafter, models):
     read = TreeFigures.of(tree)
     assert (found.num_drafted, found.depths) == (read.num_drafted, read.depths)
     assert found.expected == pytest.approx(read.expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("excess", [Limits(99, 2), Limits(3, 99)])
+def test_a_plan_beyond_its_limits_is_refused(excess):
+    """A node past the target's last position would turn the whole pass, and the text with it."""
+
+    class Greedy(OptTree):
+        def plan(self, steps, limits):
+            return excess
+
+    check = r"selector Greedy: plan returned \d+ levels and \d+ nodes, expected at most the 3 levels and 7"
+    with pytest.raises(CompositionError, match=check):
+        planned(Greedy(7), [], Limits(7, 3))
+
+
+def test_a_tree_deeper_than_its_limits_is_refused(tiny_target):
+    class Deep(OptTree):
+        def select(self, proposal, limits):
+            return TokenTree.from_lists([int(proposal.anchor), 7, 8, 9], [-1, 0, 1, 2])
+
+    decoder = Decoder(tiny_target, Oracle([], [1.0] * 5), Marginal(), NoRefiner(), Deep(5))
+    with pytest.raises(CompositionError, match="selector Deep: select returned 3 levels"):
+        decoder.generate([2, 65, 66], max_new_tokens=3)
+
+
+@pytest.mark.parametrize("change", [{"max_depth": 1}, {"depths": torch.tensor([[0, 1, 1]])}])
+def test_a_tree_of_wrong_depths_is_refused(tiny_target, change):
+    """It was read at the positions that they give, under masks that go as far as they say."""
+    tree = attrs.evolve(TokenTree.from_lists([5, 6, 7], [-1, 0, 1]), **change)
+    state = tiny_target.start(1, 32, ())
+    tiny_target.prefill(state, torch.tensor([[2, 65, 66]]))
+    decoding = DecodeState(torch.tensor([[66, 5]]), torch.tensor([3]), state, None)
+    with torch.inference_mode(), pytest.raises(CompositionError, match="expected depth 2 for that node"):
+        SdpaTree().verify(tiny_target, decoding, tree, Draws())

@@ -160,3 +160,22 @@ def test_mistakes(number, decoder, tmp_path):
 def test_a_training_recipe_is_asked_for_to_train(data, tmp_path):
     with pytest.raises(RecipeError, match="this recipe decodes, it does not train"):
         treeflash.train("tiny-plain", [data], tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("arms", "prompts", "settings", "fault"),
+    [
+        (["tiny-ddtree"], {"a": "hey"}, {}, "prompts a: expected a list of texts"),
+        (["tiny-ddtree"], {}, {}, "prompts: expected at least one set"),
+        (["tiny-ddtree"], {"a": ["hey"]}, {"limit": 0}, "limit: expected an integer of at least 1"),
+        (["tiny-ddtree"], {"a": ["hey"]}, {"limit": -1}, "limit: expected an integer of at least 1"),
+        ([], {"a": ["hey"]}, {}, "arms: expected at least one"),
+        (["tiny-ddtree"], {"a": ["hey"]}, {"max_new_tokens": "2"}, "max_new_tokens: expected an integer"),
+        (["tiny-ddtree"], {"a": ["hey"]}, {"max_new_tokens": 0}, "max_new_tokens: expected at least 1"),
+        (["tiny-ddtree"], {"a": ["hey"]}, {"temperature": float("nan")}, "temperature"),
+    ],
+)
+def test_a_mistaken_bench_leaves_no_folder(arms, prompts, settings, fault, tmp_path):
+    with pytest.raises(InputError, match=fault):
+        treeflash.bench(arms, prompts, tmp_path / "out", **settings)
+    assert not (tmp_path / "out").exists()

@@ -7,6 +7,7 @@ from attrs.validators import matches_re
 from treeflash.errors import RecipeError
 from treeflash.plugins import Registry
 from treeflash.recipe import Recipe
+from treeflash.recipe_tables import parse_overrides
 from treeflash.structuring import structure
 
 
@@ -261,3 +262,14 @@ def test_a_string_is_no_list_of_strings():
 def test_faults_in_a_nested_table_name_the_inner_key(table):
     (key,) = table["inner"]
     assert key in faults_of(table)[0]
+
+
+@pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000])
+def test_what_toml_gives_up_on_is_one_error(value, tmp_path):
+    registry, path = Registry.load(), tmp_path / "mine.toml"
+    path.write_text(f'extends = "tiny-plain"\n[selector]\nbudget = {value}\n')
+    with pytest.raises(RecipeError, match="not valid TOML"):
+        Recipe.load(path, registry)
+    if value.isdigit():
+        with pytest.raises(RecipeError, match=r"selector\.budget: cannot be read"):
+            parse_overrides([f"selector.budget={value}"])

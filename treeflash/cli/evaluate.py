@@ -115,6 +115,7 @@ def evaluate(
         task = bar.add_task("answers", total=limit, figures="")
         results = measure(target, opened, data, settings, lambda done: bar.update(task, completed=done))
         write_results(out, results)
+        page = write_page(out, results)
     table = Table(title=f"{results['texts']} answers", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("arm", overflow="fold", min_width=name_width(results["arms"]))
     table.add_column("tau", justify="right")
@@ -125,4 +126,4 @@ def evaluate(
         shown = sizes if found["by_budget"] else [""] * len(budgets)
         table.add_row(name, f"{found['block_efficiency']:.2f}", *shown)
     Console().print(table)
-    click.echo(f"report: {write_page(out, results)}")
+    click.echo(f"report: {page}")

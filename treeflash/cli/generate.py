@@ -133,6 +133,8 @@ def _prompt(given: str | None) -> str:
         if not given:
             raise InputError("the prompt is empty: expected at least one character")
         return given
+    if sys.stdin is None:
+        raise InputError("the prompt is to be read from standard input, which is closed")
     try:
         prompt = sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:

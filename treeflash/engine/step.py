@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from treeflash.engine.stopwatch import Stopwatch
+from treeflash.errors import CompositionError
 from treeflash.interfaces import Drafter, Refiner, Selector, TreeBuilder, Verifier
 from treeflash.proposal import Proposal
 from treeflash.returned import returned
@@ -69,6 +70,8 @@ def speculate(
             watch.lap("refine")
         tree = parts.selector.select(draft, limits)
         returned(parts.selector, "selector", "select", tree, TokenTree)
+        # How many of its slots are nodes is not known on the host; empty ones do no harm.
+        _check_within(parts.selector, "select", 0, tree.max_depth, limits)
         watch.lap("select")
     acceptance = parts.verifier.verify(parts.target, state, tree, draws)
     returned(parts.verifier, "verifier", "verify", acceptance, Acceptance)
@@ -88,10 +91,20 @@ def planned(selector: Selector, steps: Sequence[StepRecord], limits: Limits) -> 
         Its plan.
 
     Raises:
-        CompositionError: When it returns something else.
+        CompositionError: When it returns something else, or more than can be used.
     """
     plan: Limits = returned(selector, "selector", "plan", selector.plan(steps, limits), Limits)
+    _check_within(selector, "plan", plan.nodes, plan.depth, limits)
     return plan
+
+
+def _check_within(selector: Selector, method: str, nodes: int, depth: int, limits: Limits) -> None:
+    """Refuses more than can be used: a node past the target's last position would change the text."""
+    if nodes > limits.nodes or depth > limits.depth:
+        raise CompositionError(
+            f"selector {type(selector).__name__}: {method} returned {depth} levels and {nodes} nodes, "
+            f"expected at most the {limits.depth} levels and {limits.nodes} nodes of its limits"
+        )
 
 
 def proposed(drafter: Drafter, state: Any, recent: Tensor, limits: Limits) -> BlockDraft | Proposal:

@@ -49,6 +49,13 @@ class BenchSettings:
     seed: int = 0
     time_stages: bool = False
 
+    def __attrs_post_init__(self) -> None:
+        if isinstance(self.max_new_tokens, bool) or not isinstance(self.max_new_tokens, int):
+            raise InputError(f"max_new_tokens: expected an integer, found {self.max_new_tokens!r}")
+        if self.max_new_tokens < 1:
+            raise InputError(f"max_new_tokens: expected at least 1, found {self.max_new_tokens}")
+        Draws(self.temperature, self.seed, (0,))  # refuses what cannot be drawn by
+
 
 @attrs.frozen
 class PromptRuns:

@@ -125,7 +125,14 @@ def _settings(kind: type[T], given: Mapping[str, Any]) -> T:
 
 
 def _prompt_sets(prompts: Prompts, limit: int | None, draw: int | None) -> list[PromptSet]:
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise InputError(f"limit: expected an integer of at least 1, found {limit!r}")
+    if not prompts:
+        raise InputError("prompts: expected at least one set, found none")
     if isinstance(prompts, Mapping):
+        for name, texts in prompts.items():
+            if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+                raise InputError(f"prompts {name}: expected a list of texts, found {spell_value(texts)}")
         sets = {name: [Prompt((text,)) for text in texts] for name, texts in prompts.items()}
         return [PromptSet.of(name, "Python", found, limit, draw) for name, found in sets.items()]
     places = [str(place) for place in ([prompts] if isinstance(prompts, str | Path) else prompts)]
@@ -138,6 +145,8 @@ def _prompt_sets(prompts: Prompts, limit: int | None, draw: int | None) -> list[
 def _opened(arms: Arms) -> tuple[HuggingFaceTarget, list[Arm]]:
     """The target, and the arms on it, plain decoding first."""
     registry, asked = Registry.load(), _named(arms)
+    if not asked:
+        raise InputError("arms: expected at least one recipe or decoder, found none")
     decoders = [arm for arm in asked.values() if isinstance(arm, Decoder)]
     texts = {name: arm for name, arm in asked.items() if isinstance(arm, ArmText)}
     if not decoders:

@@ -75,8 +75,9 @@ class TreeCacheLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
             InputError: When there is not enough memory.
         """
         if self.is_initialized and self.keys.shape[-2] < rows:
-            self.keys = enlarged(self.keys, rows, kept, self._times)
-            self.values = enlarged(self.values, rows, kept, self._times)
+            # Both or neither: whoever tries again with fewer rows looks at one of them.
+            keys, values = (enlarged(part, rows, kept, self._times) for part in (self.keys, self.values))
+            self.keys, self.values = keys, values
 
     @property
     def _times(self) -> int:

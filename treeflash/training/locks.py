@@ -76,9 +76,7 @@ def _locked(path: Path) -> IO[bytes]:
         try:
             mine = _try_lock(path, file)
             if mine and _is_at(path, file):
-                file.truncate(0)
-                # Windows locks the first byte against readers.
-                file.write(b"\n" + json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+                _say_who(path, file)
                 return file
         except BaseException:
             file.close()
@@ -88,6 +86,17 @@ def _locked(path: Path) -> IO[bytes]:
             raise InputError(
                 f"{path.parent} is in use by {_holder(path)}; wait until that ends, or choose another folder"
             )
+
+
+def _say_who(path: Path, file: IO[bytes]) -> None:
+    """Writes who holds a lock, for the messages of others."""
+    try:
+        file.truncate(0)
+        # Windows locks the first byte against readers.
+        file.write(b"\n" + json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def _try_lock(path: Path, file: IO[bytes]) -> bool:

@@ -123,6 +123,7 @@ def _train(
     facts = {
         "answers": corpus.fingerprint,
         "target_weights": weights,
+        "dtype": str(target.dtype).removeprefix("torch."),  # which "fastest" leaves to the machine
         "first_weights": digest(trainable),
         "processes": accelerator.num_processes,
     }
@@ -252,6 +253,8 @@ def _states(
         begin(cached.folder, STATES, manifest)
         cached.check_room()
 
+    if cached.folder.resolve() == out.resolve():
+        raise InputError(f"data.states_folder: expected a folder of its own, found the run's, {out}")
     with ExitStack() as holding:
         # Other runs may read them too; only one writes them.
         if cached.folder != out / "states":

@@ -59,7 +59,7 @@ def _walks(
     anchors = state.anchor[:, None].expand_as(parents)
     # Numbers of another kind cross with the rest, in millionths.
     promised = (usable(tree.log_weights).exp().masked_fill(parents < 0, 0) * _MILLION).long()
-    columns = [tree.token_ids, parents, anchors, promised]
+    columns = [tree.token_ids, parents, anchors, promised, tree.depths]
     lazy = chooses_on_the_way(output.logits.device)
     if not lazy:
         chosen = draws.choose(output.logits, state.lengths, tree.depths, tree.max_depth)
@@ -68,12 +68,12 @@ def _walks(
         columns += [chosen, best.isfinite().long()]
     host = torch.stack(columns, dim=1).tolist()
     walks = []
-    for row, (tokens, above, anchor, *_) in enumerate(host):
+    for row, (tokens, above, anchor, _, depths, *_) in enumerate(host):
         if lazy:
             choose = partial(_choose, draws, output.logits[row], int(state.lengths[row]), row)
         else:
             choose = partial(_look_up, *host[row][-2:])
-        walks.append(_walk(choose, tokens, above, anchor[0]))
+        walks.append(_walk(choose, tokens, above, anchor[0], depths, tree.max_depth))
     return walks, host
 
 
@@ -124,9 +124,23 @@ class _Walk:
 
 
 def _walk(
-    choose: Callable[[int, int], tuple[int, bool]], tokens: list[int], parents: list[int], anchor: int
+    choose: Callable[[int, int], tuple[int, bool]],
+    tokens: list[int],
+    parents: list[int],
+    anchor: int,
+    told: list[int],
+    deepest: int,
 ) -> _Walk:
-    """Goes down from the root for as long as the choice at a node is one of its children."""
+    """Goes down from the root for as long as the choice at a node is one of its children.
+
+    Args:
+        choose: The target's choice after a node at a depth, and whether its logits are finite.
+        tokens: Of the nodes.
+        parents: Of the nodes; -1 for the root and for empty slots.
+        anchor: What the root has to be.
+        told: Depths of the nodes, as the tree has them: it was read at the positions they give.
+        deepest: The tree's depth, as it has it.
+    """
     if tokens[0] != anchor:
         raise CompositionError(
             f"the selector's tree has token {tokens[0]} for its root, expected the anchor {anchor}"
@@ -137,6 +151,11 @@ def _walk(
         if parent >= 0:
             child[parent, tokens[node]] = node
             depths[node] = depths[parent] + 1
+            if told[node] != depths[node] or depths[node] > deepest:
+                raise CompositionError(
+                    f"the selector's tree has depth {told[node]} for node {node} and {deepest} for the "
+                    f"deepest, expected depth {depths[node]} for that node, one more than its parent's"
+                )
     token, finite = choose(0, 0)
     path, chosen = [0], [token]
     while finite and (node := child.get((path[-1], token), -1)) >= 0:
