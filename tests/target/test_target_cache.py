@@ -1,10 +1,13 @@
 """Rows of the cache: written once, moved in place, dropped by forgetting their number."""
 
+import weakref
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from treeflash import room
 from treeflash.errors import InputError
 from treeflash.target import HuggingFaceTarget
 from treeflash.target.cache import TreeCache, TreeCacheLayer
@@ -128,6 +131,54 @@ def test_room_is_checked_before_anything_is_written():
     message = "the cache has room for 8 positions; expected at most 3 more, found 4"
     with pytest.raises(InputError, match=message):
         cache.reserve(4)
+
+
+@pytest.mark.parametrize("fails_at", range(4))
+def test_room_that_is_made_in_part_is_given_back(fails_at, monkeypatch):
+    """Whichever allocation fails: all layers get what is needed, and what was made in vain is freed."""
+    monkeypatch.setattr(room, "_BLOCK", 8)
+    cache, made, unfreed, allocate = filled(100, 7), [], [], room.empty_rows
+
+    def empty_rows(like, rows, times=1):
+        if len(made) == fails_at:
+            made.append(None)
+            raise InputError("no room")
+        if rows == 9:  # the smaller size: a tensor of the larger one is freed, or a layer's
+            held = {part.data_ptr() for layer in cache.layers for part in (layer.keys, layer.values)}
+            alive = [part for part in (ref() for ref in made if ref is not None) if part is not None]
+            unfreed.extend(part for part in alive if part.shape[-2] > 9 and part.data_ptr() not in held)
+        states = allocate(like, rows, times)
+        made.append(weakref.ref(states))
+        return states
+
+    monkeypatch.setattr(room, "empty_rows", empty_rows)
+    cache.reserve(2)
+    assert not unfreed
+    assert {states.shape[-2] for layer in cache.layers for states in (layer.keys, layer.values)} == {9}
+    write(cache, 50, 2)
+    cache.append(2)
+    assert held(cache, 0) == held(cache, 1) == [*range(7), 50, 51]
+
+
+def test_a_layer_without_room_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(room, "_BLOCK", 8)
+    cache, allocate, sizes = filled(100, 7), room.empty_rows, []
+
+    def keys_alone(like, rows, times=1):
+        sizes.append(rows)
+        if len(sizes) % 2 == 0:
+            raise InputError("no room")
+        return allocate(like, rows, times)
+
+    monkeypatch.setattr(room, "empty_rows", keys_alone)
+    with pytest.raises(InputError, match="no room"):
+        cache.reserve(2)
+    assert {states.shape[-2] for layer in cache.layers for states in (layer.keys, layer.values)} == {8}
+    monkeypatch.setattr(room, "empty_rows", allocate)
+    cache.reserve(2)
+    write(cache, 50, 2)
+    cache.append(2)
+    assert held(cache, 0) == held(cache, 1) == [*range(7), 50, 51]
 
 
 def test_a_layer_says_how_much_it_holds():

@@ -68,16 +68,15 @@ class TreeCacheLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
         self.keys, self.values = empty_rows(key_states, rows, times), empty_rows(value_states, rows, times)
         self.is_initialized = True
 
-    def enlarge(self, rows: int, kept: int) -> None:
-        """Makes room for `rows` rows; the first `kept` stay.
+    def resize(self, rows: int, kept: int) -> None:
+        """Makes room for just `rows` rows; the first `kept` stay.
 
         Raises:
-            InputError: When there is not enough memory.
+            InputError: When there is not enough memory; keys and values then stay as they are, both.
         """
-        if self.is_initialized and self.keys.shape[-2] < rows:
-            # Both or neither: whoever tries again with fewer rows looks at one of them.
-            keys, values = (enlarged(part, rows, kept, self._times) for part in (self.keys, self.values))
-            self.keys, self.values = keys, values
+        if self.is_initialized and any(states.shape[-2] != rows for states in (self.keys, self.values)):
+            keys = enlarged(self.keys, rows, kept, self._times)
+            self.keys, self.values = keys, enlarged(self.values, rows, kept, self._times)
 
     @property
     def _times(self) -> int:
@@ -154,14 +153,18 @@ class TreeCache(Cache):  # type: ignore[misc]  # transformers is untyped here
             )
         if needed > extent.rows:
             try:
-                self._enlarge(rows_to_make(needed, extent.rows, extent.capacity))
+                self._resize(rows_to_make(needed, extent.rows, extent.capacity))
+                return
             except InputError:
-                self._enlarge(needed)
+                pass
+            # Outside the handler, since the error holds what the failed attempt allocated. Layers that were
+            # enlarged give back what is not needed before the others grow.
+            self._resize(needed)
 
-    def _enlarge(self, rows: int) -> None:
-        """Makes room in all layers."""
+    def _resize(self, rows: int) -> None:
+        """Makes room for just `rows` rows in all layers."""
         for layer in self.layers:
-            layer.enlarge(rows, self.extent.end)
+            layer.resize(rows, self.extent.end)
         self.extent.rows = rows
 
     def append(self, rows: int) -> None:
