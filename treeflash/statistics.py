@@ -1,8 +1,12 @@
 """What happened while decoding, step by step; every figure is derived from these records."""
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 import attrs
+
+# Steps without a draft that say what one takes: the last of any text may have had no room for one.
+_FEWEST_PLAIN = 5
 
 
 @attrs.frozen
@@ -56,9 +60,9 @@ class Statistics:
 
     @property
     def plain_seconds(self) -> float | None:
-        """Time of an average step that drafted nothing; None when there was none or it was not measured."""
+        """Median time of the steps that drafted nothing; None when there are too few to tell, or no times."""
         times = [step.total for step in self.steps if not step.tried and step.total > 0]
-        return sum(times) / len(times) if times else None
+        return median(times) if len(times) >= _FEWEST_PLAIN else None
 
     @property
     def block_efficiency(self) -> float:

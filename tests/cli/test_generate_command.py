@@ -286,7 +286,7 @@ class TestAdvice:
         return _advice(result, decoder)
 
     def test_drafts_that_cost_more_than_they_brought(self):
-        found = self.advice([(True, 2, 4.0), (True, 2, 4.0), (False, 1, 1.0), (False, 1, 1.0)])
+        found = self.advice([(True, 2, 4.0)] * 5 + [(False, 1, 1.0)] * 5)
         assert "50% of the steps drafted" in found
         assert "about 0.60 times the speed of plain decoding" in found
 
@@ -296,6 +296,8 @@ class TestAdvice:
         assert self.advice([(True, 3, 2.0)] * 3, costs) == ""
 
     def test_drafts_that_paid_or_were_none(self):
-        assert self.advice([(True, 4, 2.0), (False, 1, 1.0)]) == ""
+        assert self.advice([(True, 4, 2.0)] * 5 + [(False, 1, 1.0)] * 5) == ""
+        # One step without a draft, as the last may be, says too little.
+        assert self.advice([(True, 2, 4.0)] * 5 + [(False, 1, 1.0)]) == ""
         assert self.advice([(False, 1, 1.0)] * 3) == ""
         assert self.advice([(True, 1, 2.0)] * 3) == ""  # nothing to compare with
