@@ -71,7 +71,7 @@ def empty_rows(like: Tensor, rows: int, times: int = 1) -> Tensor:
         except torch.OutOfMemoryError:
             pass
         except RuntimeError as error:
-            # What the allocator of the CPU says in a RuntimeError; on a GPU other faults speak of memory, too.
+            # The allocator of the CPU says so in a RuntimeError; on a GPU other faults speak of memory, too.
             if like.device.type != "cpu" or "memory" not in str(error):
                 raise
     have = "" if memory is None else f" of {_spelled(memory)}"
